@@ -1,0 +1,135 @@
+"""Every error Headrace can give, and whose fault it is.
+
+    HeadraceError
+     ├─ RequestError             the caller's request cannot be served as it stands: 4xx, says which field
+     │   ├─ InvalidRequest       400  a field is wrong
+     │   ├─ ContextExceeded      400  prompt and answer do not fit the context; both numbers are in the message
+     │   ├─ Unauthorized         401
+     │   ├─ ModelNotFound        404
+     │   ├─ RouteNotFound        404
+     │   ├─ MethodNotAllowed     405
+     │   └─ BodyTooLarge         413
+     ├─ ServiceError             ours: 5xx, the same request may succeed later
+     │   ├─ Overloaded           503  `Retry-After` says when
+     │   ├─ EngineUnavailable    503  no engine can answer yet (loading, restarting)
+     │   ├─ Draining             503  the server is shutting down
+     │   └─ EngineFailed         500  the engine broke while it worked on this request
+     └─ StartupError             the process cannot start: one line on stderr, exit code 2
+
+A message is shown to the user as it is: one line, no path of ours, no traceback, none of the user's text.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all; never raised itself. `message` is one line for the user."""
+
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(HeadraceError):
+    """The caller can mend it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, of the wrong type or out of range."""
+
+
+class ContextExceeded(RequestError):
+    """The prompt leaves no room for an answer."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    """The key is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    """No engine serves a model of that name."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class RouteNotFound(RequestError):
+    """There is no such path."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not. `allow` lists those that do."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class ServiceError(HeadraceError):
+    """Ours; `retry_after` (s) tells a client when to try again, None that it need not wait."""
+
+    status = 503
+    retry_after: int | None = 1
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message, param=param)
+        if retry_after is not None:
+            self.retry_after = retry_after
+
+
+class Overloaded(ServiceError):
+    """The queue is full, or waiting took too long."""
+
+    code = "overloaded"
+
+
+class EngineUnavailable(ServiceError):
+    """The engine is loading or being restarted."""
+
+    code = "engine_unavailable"
+
+
+class Draining(ServiceError):
+    """The server finishes what it has and takes nothing new."""
+
+    code = "draining"
+
+
+class EngineFailed(ServiceError):
+    """The engine failed under this request."""
+
+    status = 500
+    type = "engine_error"
+    code = "engine_failed"
+    retry_after = None
+
+
+class StartupError(HeadraceError):
+    """The process cannot start: exit code 2."""

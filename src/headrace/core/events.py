@@ -1,0 +1,85 @@
+"""What an engine says about a generation, in order, for each (rid, index):
+
+    Admitted → Delta* → Finished          the good end
+    Admitted? → Delta* → Failed           the bad one: `Failed` ends all choices of its rid at once
+
+After `Finished` of every choice, or `Failed`, nothing more comes for that rid. After a cancel nothing comes either.
+Stamps are seconds on the clock of the process that made them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token of the answer with its logarithmic probability under the model's own distribution (before temperature)."""
+
+    token: int
+    piece: bytes
+    logprob: float
+    """<= 0, finite; -9999.0 stands for minus infinity."""
+    top: tuple[tuple[int, bytes, float], ...] = ()
+    """The likeliest tokens, best first: (id, bytes, logprob)."""
+
+
+class Marks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When a choice passed the engine's stages on its way to the first text."""
+
+    queued: float
+    """The engine has the request."""
+    scheduled: float
+    """The first plan with it in: the queue ends."""
+    restored: float
+    """Cached prefix in place, first batch starts."""
+    prefilled: float
+    """The batch that held the prompt's last token is computed."""
+    sampled: float
+    """The first visible text exists."""
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
+    """The choice left the queue; prefill starts."""
+
+    rid: int
+    index: int
+    cached: int
+    """Prompt tokens that need not be computed, <= len(prompt) - 1."""
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """More of the answer. `text` may be empty when tokens gave no visible text (only with logprobs)."""
+
+    rid: int
+    index: int
+    text: str
+    tokens: int
+    """Tokens since the last event of this choice."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    marks: Marks | None = None
+    """On the first delta with text."""
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """The choice is complete."""
+
+    rid: int
+    index: int
+    reason: FinishReason
+    completion_tokens: int
+    """All tokens drawn, the ending token among them."""
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """The generation cannot go on. `message` is fit for the user; `code` is the error's code."""
+
+    rid: int
+    code: str
+    message: str
+
+
+Event = Admitted | Delta | Finished | Failed

@@ -1,0 +1,99 @@
+"""What is asked for, once it has been parsed: types that cannot be wrong.
+
+`protocol/` makes them from bytes, nobody checks them again. `Generation` is the engine's share of a request and the only
+one that crosses a process boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How the next token is drawn. Ranges are checked by `protocol/`."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, addend to its logit); ids are within the vocabulary."""
+    seed: int = 0
+    """0 <= seed < 2**63. A request without one gets a random one at the edge."""
+    logprobs: int | None = None
+    """None: off. k >= 0: the drawn token's and the k likeliest alternatives'."""
+
+
+class Generation(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt to continue, `n` times. Choice i of it draws with seed + i."""
+
+    rid: int
+    """Unique within the server's life; names the stream between server and engine."""
+    prompt: list[int]
+    """At least one token; len(prompt) + max_tokens <= the engine's n_ctx."""
+    max_tokens: int
+    """>= 1"""
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    """At most four, none empty."""
+    sampling: Sampling = Sampling()
+    cache: bool = True
+    """False: neither read nor leave cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What chat and completion requests have in common."""
+
+    max_tokens: int | None = None
+    """None: as much as the context holds. 0 only for completions with echo."""
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = False
+    include_usage: bool = False
+    timings: bool = False
+    """`"headrace": {"timings": true}`: the timeline on the last chunk."""
+    cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn as the chat template sees it: `fields` holds role, content and what else the template may read.
+
+    `content` is text (parts already joined); "" when the caller gave null or nothing.
+    """
+
+    role: str
+    content: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Further keys: name, tool_calls, tool_call_id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`POST /v1/chat/completions`"""
+
+    model: str
+    messages: tuple[Message, ...]
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`POST /v1/completions`. Choice index = prompt index * n + i."""
+
+    model: str
+    prompts: tuple[str | tuple[int, ...], ...]
+    echo: bool
+    parse_special: bool
+    """Read control-token texts inside a text prompt as control tokens (`"parse_special": true`); off by default."""
+    options: Options

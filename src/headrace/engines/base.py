@@ -1,0 +1,158 @@
+"""The two ports behind which every engine stands.
+
+`StepEngine` lets us schedule each token: it computes one batch at a time and decides nothing. `StreamEngine` takes whole
+generations and answers with events. `stepper.LocalEngine` and `supervisor.WorkerEngine` make the second of the first, so
+everything above `engines/` knows `StreamEngine` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from headrace.core.events import Event
+from headrace.core.plan import Chunk, StepResult
+from headrace.core.request import Generation
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """What the server must know of a model."""
+
+    name: str
+    """The name clients use."""
+    n_ctx: int
+    """Tokens that one sequence may hold, prompt and answer together."""
+    n_vocab: int
+    chat_template: str | None = None
+    """Jinja source."""
+    bos: int | None = None
+    add_bos: bool = False
+    """The tokenizer's own rule for raw text."""
+    eos: int | None = None
+    eog: tuple[int, ...] = ()
+    """Tokens that end an answer."""
+    control: dict[str, int] = {}
+    """Text → id of every control token."""
+    created: int = 0
+    """Unix time for `GET /v1/models`."""
+
+
+class StepAborted(Exception):
+    """`abort()` came while the step ran. The KV of the step's slots is as it was before the step."""
+
+
+class StepFailed(Exception):
+    """The engine could not compute the step; its message is for the log. The KV of the step's slots is undefined."""
+
+
+class StepEngine(Protocol):
+    """Computes batches. One thread calls everything but `abort`. Nothing is validated twice: callers keep the rules below."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def n_slots(self) -> int:
+        """KV sequence ids."""
+        ...
+
+    @property
+    def n_cells(self) -> int:
+        """KV cells in the pool, one a token."""
+        ...
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in a step."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The token's bytes as they appear in an answer; b"" for control tokens."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Share positions [0, length) of `source` with the empty slot `target`."""
+        ...
+
+    def trim(self, slot: int, length: int) -> None:
+        """Forget positions >= length of a slot; 0 empties it."""
+        ...
+
+    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+        """Compute one batch. Raises StepAborted, StepFailed."""
+        ...
+
+    def abort(self) -> None:
+        """From any thread: give up the running step as soon as possible, or do nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How full an engine is, as of its last step."""
+
+    running: int = 0
+    """Sequences in prefill or decode."""
+    waiting: int = 0
+    cells_total: int = 0
+    cells_running: int = 0
+    """KV cells that running sequences hold."""
+    cells_cached: int = 0
+    """KV cells kept for reuse; given up as soon as they are needed."""
+    slots_free: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prefilled since start."""
+    cached_tokens: int = 0
+    """Prompt tokens reused since start."""
+    completion_tokens: int = 0
+    """Drawn since start."""
+    preemptions: int = 0
+
+
+Sink = Callable[[Event], None]
+
+
+class StreamEngine(Protocol):
+    """Turns generations into events. Everything is called on the event loop; sinks too."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def ready(self) -> bool:
+        """A generation submitted now would be worked on."""
+        ...
+
+    @property
+    def clock_offset(self) -> float:
+        """What to add to the stamps in `Marks` to read them on the server's clock, in s."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    async def start(self) -> None:
+        """Load. Raises StartupError."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; live generations get `Failed`."""
+        ...
+
+    def submit(self, generation: Generation, sink: Sink) -> None:
+        """Start one. Raises EngineUnavailable. `sink` gets its events in the order of `core.events`."""
+        ...
+
+    def cancel(self, rid: int) -> None:
+        """Stop it within one step; its sink is not called again. Unknown rids are ignored."""
+        ...
+
+    def pause(self, rid: int) -> None:
+        """Draw no further tokens for it until `resume` (its reader is slow)."""
+        ...
+
+    def resume(self, rid: int) -> None: ...
