@@ -14,6 +14,7 @@
      │   ├─ EngineUnavailable    503  no engine can answer yet (loading, restarting)
      │   ├─ Draining             503  the server is shutting down
      │   └─ EngineFailed         500  the engine broke while it worked on this request
+     ├─ InternalError            500  a fault of ours; details are in the log only
      └─ StartupError             the process cannot start: one line on stderr, exit code 2
 
 A message is shown to the user as it is: one line, no path of ours, no traceback, none of the user's text.
@@ -129,6 +130,12 @@ class EngineFailed(ServiceError):
     type = "engine_error"
     code = "engine_failed"
     retry_after = None
+
+
+class InternalError(HeadraceError):
+    """A fault of ours. The message names the request, the log the rest."""
+
+    code = "internal_error"
 
 
 class StartupError(HeadraceError):

@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token of the answer with its logarithmic probability under the model's own distribution (before temperature)."""
+    """A token of the answer with its log probability under the model's own distribution (before temperature)."""
 
     token: int
     piece: bytes

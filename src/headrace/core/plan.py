@@ -19,7 +19,9 @@ class Draw:
     position: int
     """Tokens of the sequence before the drawn one: (seed, position) names the random number."""
     history: Sequence[int]
-    """The sequence so far, for penalties; only read, only when a penalty is on."""
+    """The sequence so far, for penalties; only read, and only when a penalty is on."""
+    prompt: int
+    """How many of `history` are the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,23 @@ class StepResult:
     drawn: tuple[Drawn | None, ...]
     computed_at: float
     """Logits were there (before sampling), on the engine thread's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Share positions [0, length) of slot `source` with the empty slot `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Forget positions >= length of a slot; 0 empties it."""
+
+    slot: int
+    length: int
+
+
+KvOp = Copy | Trim

@@ -1,7 +1,7 @@
 """What is asked for, once it has been parsed: types that cannot be wrong.
 
-`protocol/` makes them from bytes, nobody checks them again. `Generation` is the engine's share of a request and the only
-one that crosses a process boundary.
+`protocol/` makes them from bytes, nobody checks them again. `Generation` is the engine's share of a request and the
+only one that crosses a process boundary.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     first byte        body        lease      token ids     scheduled   prefix in     logits        text       socket
         │─── receive ───│── route ──│─ tokenize ─│── queue ──│─ restore ─│── prefill ──│─ sample ─│─ deliver ─│
 
-Rules: the stages are contiguous, so they add up to TTFT; a stamp is taken once, at the boundary, by whoever owns it; stamps of
-the engine's process are mapped to the server's clock before they get here. Stages of a request that never gave text are those
-that it passed.
+Rules: the stages are contiguous, so they add up to TTFT; a stamp is taken once, at the boundary, by whoever owns it;
+stamps of the engine's process are mapped to the server's clock before they get here. Stages of a request that never
+gave text are those that it passed.
 """
 
 from __future__ import annotations

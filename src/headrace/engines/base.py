@@ -1,8 +1,8 @@
 """The two ports behind which every engine stands.
 
-`StepEngine` lets us schedule each token: it computes one batch at a time and decides nothing. `StreamEngine` takes whole
-generations and answers with events. `stepper.LocalEngine` and `supervisor.WorkerEngine` make the second of the first, so
-everything above `engines/` knows `StreamEngine` only.
+`StepEngine` lets us schedule each token: it computes one batch at a time and decides nothing. `StreamEngine` takes
+whole generations and answers with events. `stepper.LocalEngine` and `supervisor.WorkerEngine` make the second of the
+first, so everything above `engines/` knows `StreamEngine` only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class StepFailed(Exception):
 
 
 class StepEngine(Protocol):
-    """Computes batches. One thread calls everything but `abort`. Nothing is validated twice: callers keep the rules below."""
+    """Computes batches.
+
+    One thread calls everything but `abort`. Nothing is validated twice: callers keep the rules below.
+    """
 
     @property
     def info(self) -> ModelInfo: ...

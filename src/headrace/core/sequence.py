@@ -1,0 +1,82 @@
+"""One choice of one generation in the scheduler's eyes.
+
+    tokens     p p p p p p p p p p g g g g        prompt, then what was drawn
+    computed   ───────────────────────>|          these are in the KV; the rest is to be computed
+
+Rule: there is no prefill phase and no decode phase, `computed` chases len(tokens). One token behind is a decode, more
+is prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.core.detokenizer import Detokenizer
+from headrace.core.events import TokenLogprob
+from headrace.core.request import Generation
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned and changed by the scheduler alone. Stamps in seconds on the engine's clock."""
+
+    generation: Generation
+    index: int
+    arrived: float
+    tokens: list[int]
+    detokenizer: Detokenizer
+    slot: int | None = None
+    """None while it waits."""
+    computed: int = 0
+    cached: int = 0
+    paused: bool = False
+    scheduled: float | None = None
+    restored: float | None = None
+    prefilled: float | None = None
+    shown: bool = False
+    """Some text went out."""
+    untold: int = 0
+    """Tokens drawn since the last event."""
+    unsaid: list[TokenLogprob] = field(default_factory=list)
+    """Logprobs of tokens drawn since the last event."""
+
+    def __repr__(self) -> str:
+        where = "waiting" if self.slot is None else f"slot {self.slot}"
+        return f"<Sequence {self.generation.rid}.{self.index} [{where}, {self.computed}/{len(self.tokens)}]>"
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute before the next one can be drawn."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def drawn(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.generation.prompt)
+
+    @property
+    def decoding(self) -> bool:
+        """Its reader waits for the next token: the first one is out."""
+        return self.drawn > 0 and self.pending == 1
+
+
+def sequences(generation: Generation, now: float) -> list[Sequence]:
+    """The choices of a generation, in order."""
+    return [
+        Sequence(generation, i, now, list(generation.prompt), Detokenizer(generation.stop)) for i in range(generation.n)
+    ]
+
+
+def common_prefix(a: list[int], b: list[int], start: int = 0) -> int:
+    """How many tokens of `a` equal those of `b[start:]`, from the front."""
+    limit = min(len(a), len(b) - start)
+    if a[:limit] == b[start : start + limit]:  # one comparison in C decides the common case
+        return limit
+    low, high = 0, limit  # invariant: the first `low` agree, the first `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[start + low : start + middle]:
+            low = middle
+        else:
+            high = middle
+    return low

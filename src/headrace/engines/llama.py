@@ -1,0 +1,206 @@
+"""A StepEngine over llama.cpp: one context, one unified KV pool, one batch a step.
+
+    chunk 0 (decode)   chunk 1 (decode)   chunk 2 (prompt part)
+    ┌───┐              ┌───┐              ┌───┬───┬───┬─ ─┐
+    │ t │ row 0        │ t │ row 1        │ t │ t │ t │   │ rows 2…     one llama_decode, one forward
+    └─▼─┘              └─▼─┘              └───┴───┴───┴─▼─┘
+     draw               draw                           draw if the prompt ends here
+
+Rules: llama.cpp answers a misuse with a process abort, so nothing reaches it that this file has not checked; n_ubatch
+= n_batch, so that a step is one ubatch and an aborted or failed one leaves the KV as it was; the batch's arrays are
+numpy views over C memory, filled by slices. Facts behind this: unified KV makes `seq_cp` a matter of metadata and a
+mixed batch one forward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.core.clock import Clock
+from headrace.core.errors import StartupError
+from headrace.core.plan import Chunk, Drawn, StepResult
+from headrace.core.sampler import draw
+from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.engines.llama_lib import ABORT_CALLBACK, C, recent_log
+from headrace.engines.vocab import Vocabulary, open_model
+
+_KV_TYPES = {"f16": 1, "q8_0": 8}
+"""ggml_type numbers."""
+
+MAX_SLOTS = 256
+"""LLAMA_MAX_SEQ: sequence ids that one context can tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSettings:
+    """How to load a model; tokens, cells and threads."""
+
+    path: Path
+    name: str
+    cells: int = 16384
+    context: int = 0
+    """Tokens one sequence may hold; 0: the model's own limit, at most `cells`."""
+    slots: int = 64
+    batch: int = 576
+    """Most tokens in a step."""
+    threads: int = 2
+    threads_batch: int = 2
+    flash_attention: bool = True
+    kv_type: str = "f16"
+    created: int = 0
+
+
+class LlamaEngine:
+    """See the module. Raises StartupError if the model cannot be loaded or a setting is out of range."""
+
+    def __init__(self, settings: LlamaSettings, clock: Clock) -> None:
+        if not 1 <= settings.slots <= MAX_SLOTS:
+            raise StartupError(f"engine.slots is {settings.slots}; llama.cpp takes 1 to {MAX_SLOTS}")
+        self._clock = clock
+        self._model = open_model(settings.path, vocab_only=False)
+        self._vocab = Vocabulary(self._model)
+        self.piece = self._vocab.answer_piece
+        self._abort = ctypes.create_string_buffer(2)
+        self._context = self._make_context(settings)
+        self._memory = C.llama_get_memory(self._context)
+        self.n_slots = settings.slots
+        self.n_cells = int(C.llama_n_ctx(self._context))
+        self.n_batch = int(C.llama_n_batch(self._context))
+        trained = int(C.llama_model_n_ctx_train(self._model))
+        self.info: ModelInfo = self._vocab.info(
+            settings.name, min(settings.context or trained, self.n_cells), settings.created
+        )
+        self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
+        """Recurrent state cannot be cut at a token: no prefix reuse there."""
+        self._make_batch()
+        self._warm()
+
+    def _make_context(self, settings: LlamaSettings) -> Any:
+        params = C.llama_context_default_params()
+        params.n_ctx = settings.cells
+        params.n_batch = params.n_ubatch = settings.batch
+        params.n_seq_max = settings.slots
+        params.n_outputs_max = settings.slots
+        params.n_threads = settings.threads
+        params.n_threads_batch = settings.threads_batch
+        params.flash_attn_type = int(settings.flash_attention)
+        params.type_k = params.type_v = _KV_TYPES[settings.kv_type]
+        params.kv_unified = True
+        params.abort_callback = ABORT_CALLBACK
+        params.abort_callback_data = ctypes.cast(self._abort, ctypes.c_void_p)
+        context = C.llama_init_from_model(self._model, params)
+        if not context:
+            raise StartupError(
+                f"cannot make a context of {settings.cells} KV cells (engine.cells): {recent_log() or 'out of memory'}"
+            )
+        return context
+
+    def _make_batch(self) -> None:
+        n = self.n_batch
+        self._batch = C.llama_batch_init(n, 0, 1)
+        view = np.ctypeslib.as_array
+        self._token = view(self._batch.token, (n,))
+        self._pos = view(self._batch.pos, (n,))
+        self._output = view(self._batch.logits, (n,))
+        view(self._batch.n_seq_id, (n,))[:] = 1
+        # llama_batch_init gives every row its own one-element list of sequence ids; one array behind all of them can
+        # be filled by slices. The lists it allocated are put back before the batch is freed.
+        self._seq = np.zeros(n, dtype=np.int32)
+        self._own_lists = [ctypes.cast(self._batch.seq_id[i], ctypes.c_void_p).value or 0 for i in range(n)]
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        for i in range(n):
+            self._batch.seq_id[i] = ctypes.cast(self._seq.ctypes.data + 4 * i, pointer)
+        self._logits = np.zeros((0, self.info.n_vocab), dtype=np.float32)
+        self._logits_at = 0
+
+    def _warm(self) -> None:
+        """Page the weights in and build the graphs of a decode and of a prompt: the first user must not pay for it."""
+        token = self.info.bos if self.info.bos is not None else 0
+        for n in (1, min(64, self.n_batch), 1):
+            self.step([Chunk(0, 0, [token] * n, None)])
+            self.trim(0, 0)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Share positions [0, length) of `source` with the empty slot `target`: metadata only."""
+        C.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def trim(self, slot: int, length: int) -> None:
+        """Forget positions >= length of a slot."""
+        C.llama_memory_seq_rm(self._memory, slot, length, -1)
+
+    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+        """One llama_decode over all chunks, then one draw for each chunk that asks. Raises StepAborted, StepFailed."""
+        rows = self._fill(chunks)
+        self._abort[0] = b"\0"
+        code = C.llama_decode(self._context, self._batch)
+        if code == 2:
+            raise StepAborted
+        if code != 0:
+            raise StepFailed(f"llama_decode of {self._batch.n_tokens} tokens gave {code}: {recent_log()}")
+        if not rows:
+            return StepResult((None,) * len(chunks), self._clock())
+        logits = self._outputs(len(rows))
+        computed_at = self._clock()
+        drawn: list[Drawn | None] = [None] * len(chunks)
+        for row, i in enumerate(rows):
+            want = chunks[i].draw
+            assert want is not None
+            drawn[i] = draw(logits[row], want, self._vocab.piece)
+        return StepResult(tuple(drawn), computed_at)
+
+    def abort(self) -> None:
+        """From any thread: the running step ends within one operation of its graph."""
+        self._abort[0] = b"\1"
+
+    def close(self) -> None:
+        """Free everything. The engine is not to be used again."""
+        if not self._context:
+            return
+        for i, address in enumerate(self._own_lists):
+            self._batch.seq_id[i] = ctypes.cast(address, ctypes.POINTER(ctypes.c_int32))
+        C.llama_batch_free(self._batch)
+        C.llama_free(self._context)
+        C.llama_model_free(self._model)
+        self._context = None
+
+    def _fill(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Write the chunks into the batch; returns which of them draw, in row order."""
+        total = sum(len(chunk.tokens) for chunk in chunks)
+        if not 0 < total <= self.n_batch:
+            raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
+        drawing: list[int] = []
+        row = 0
+        for i, chunk in enumerate(chunks):
+            end = row + len(chunk.tokens)
+            self._token[row:end] = chunk.tokens
+            self._pos[row:end] = range(chunk.start, chunk.start + len(chunk.tokens))
+            self._seq[row:end] = chunk.slot
+            self._output[row:end] = 0
+            if chunk.draw is not None:
+                self._output[end - 1] = 1
+                drawing.append(i)
+            row = end
+        self._batch.n_tokens = total
+        return drawing
+
+    def _outputs(self, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The logits of the step's outputs, (n, n_vocab), a view over the library's buffer."""
+        pointer = C.llama_get_logits(self._context)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._logits_at or len(self._logits) < n:
+            # Wrapping C memory costs as much as a draw; the buffer moves only when it grows.
+            shape = (max(n, len(self._logits)), self.info.n_vocab)
+            self._logits = np.ctypeslib.as_array(pointer, shape)
+            self._logits_at = address
+        return self._logits[:n]
+
+
+def worker(settings: dict[str, Any], clock: Clock) -> LlamaEngine:
+    """The factory that `engines.worker.Blueprint` names: `LlamaSettings` as a dict, the path as text."""
+    return LlamaEngine(LlamaSettings(**{**settings, "path": Path(settings["path"])}), clock)

@@ -1,0 +1,191 @@
+"""The loop that makes a StreamEngine's work out of a StepEngine: plan, step, apply, deliver.
+
+      any thread                      engine thread                              deliver(events)
+    submit ─┐                ┌────────────────────────────────┐
+    cancel ─┼─► inbox ──────►│ plan ► begin ► step ► apply    │────► once a step, on the engine thread: hands over only
+    pause  ─┘                └────────────────────────────────┘
+
+Rules: one thread touches the engine and the scheduler; commands wait in the inbox for the end of the running step,
+except that a cancel gives up a step that works mostly for the cancelled; the loop sleeps when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from headrace.core.clock import Clock
+from headrace.core.events import Event, Failed
+from headrace.core.plan import Copy
+from headrace.core.request import Generation
+from headrace.core.scheduler import Limits, Plan, Scheduler
+from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
+from headrace.kv.pool import Pool
+from headrace.kv.radix import Radix
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[list[Event], EngineStats], None]
+_Command = Callable[[], None]
+
+
+class Stepper:
+    """Owns `engine` from `start` to `close`. Commands may come from any thread; `deliver` runs on the engine thread."""
+
+    def __init__(self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._deliver = deliver
+        self._pool = Pool(cells=engine.n_cells, slots=engine.n_slots)
+        self.scheduler = Scheduler(
+            limits, index=Radix(), pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog)
+        )
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._open = True
+        self._steps = 0
+        self._in_step: dict[int, int] = {}
+        """rid → its tokens in the running step; empty between steps."""
+        self._cancelled: set[int] = set()
+
+    # From any thread.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a generation. One that could not be computed is answered with `Failed`."""
+        self._inbox.put(lambda: self._submit(generation))
+
+    def cancel(self, rid: int) -> None:
+        """Stop a generation before the next step, and the running step too if most of its tokens are cancelled."""
+        self._inbox.put(lambda: self._cancel(rid))
+        running = self._in_step
+        if rid in running:
+            self._cancelled.add(rid)
+            gone = sum(running.get(r, 0) for r in tuple(self._cancelled))
+            if 2 * gone > sum(running.values()):
+                self._engine.abort()
+
+    def pause(self, rid: int, paused: bool) -> None:
+        """Draw no further tokens for a generation, or go on."""
+        self._inbox.put(lambda: self.scheduler.pause(rid, paused))
+
+    def close(self) -> None:
+        """Stop the loop after the running step and close the engine; returns when both are done."""
+        self._inbox.put(self._stop)
+        self._engine.abort()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # On the engine thread.
+
+    def _run(self) -> None:
+        try:
+            while self._open:
+                self._drain(block=False)
+                plan = self.scheduler.plan(self._clock())
+                if plan is None:
+                    self._drain(block=True)
+                else:
+                    self.step(plan)
+        finally:
+            self._engine.close()
+
+    def _drain(self, *, block: bool) -> None:
+        """Carry out waiting commands; wait for the first one if there is nothing else to do."""
+        try:
+            command = self._inbox.get() if block else self._inbox.get_nowait()
+            while True:
+                command()
+                command = self._inbox.get_nowait()
+        except Empty:
+            pass
+        if block:
+            self._carry_out()  # a cancel can free a slot although no step follows
+            self._deliver([], self.stats())
+
+    def _submit(self, generation: Generation) -> None:
+        fault = self._fault(generation)
+        if fault:
+            self._deliver([Failed(generation.rid, "engine_refused", fault)], self.stats())
+        else:
+            self.scheduler.submit(generation, self._clock())
+
+    def _fault(self, generation: Generation) -> str | None:
+        """Why the engine would break on this; the server refuses such requests with a better message."""
+        info = self._engine.info
+        n = len(generation.prompt)
+        if not 0 < n < info.n_ctx:
+            return f"the prompt has {n} tokens; the engine takes 1 to {info.n_ctx - 1}"
+        if generation.max_tokens < 1 or n + generation.max_tokens > info.n_ctx:
+            return f"prompt and max_tokens are {n} + {generation.max_tokens}; the engine holds {info.n_ctx}"
+        if min(generation.prompt) < 0 or max(generation.prompt) >= info.n_vocab:
+            return f"a token id is outside 0 to {info.n_vocab - 1}"
+        return None
+
+    def _cancel(self, rid: int) -> None:
+        self._cancelled.discard(rid)
+        self.scheduler.cancel(rid)
+
+    def _stop(self) -> None:
+        self._open = False
+
+    def step(self, plan: Plan) -> None:
+        """Carry out one plan and deliver what came of it."""
+        scheduler = self.scheduler
+        events = scheduler.begin(plan, self._clock())
+        self._carry_out()
+        if events:
+            self._deliver(events, self.stats())
+        if not plan.shares:
+            return
+        chunks = scheduler.chunks(plan)
+        restored = self._clock()
+        in_step: dict[int, int] = {}
+        for share in plan.shares:
+            rid = share.sequence.generation.rid
+            in_step[rid] = in_step.get(rid, 0) + share.count
+        self._in_step = in_step
+        try:
+            result = self._engine.step(chunks)
+        except StepAborted:
+            return
+        except StepFailed as error:
+            log.error("step failed: %s", error)
+            events = scheduler.fail(plan, "the engine could not compute this request")
+            self._carry_out()
+        else:
+            self._steps += 1
+            events = scheduler.apply(plan, result, restored, self._clock())
+            self._carry_out()
+        finally:
+            self._in_step = {}
+        self._deliver(events, self.stats())
+
+    def _carry_out(self) -> None:
+        """Do the KV operations that the scheduler has decided."""
+        for op in self.scheduler.take_ops():
+            if isinstance(op, Copy):
+                self._engine.copy(op.source, op.target, op.length)
+            else:
+                self._engine.trim(op.slot, op.length)
+
+    def stats(self) -> EngineStats:
+        """As of now; engine thread only."""
+        s, pool = self.scheduler, self._pool
+        return EngineStats(
+            running=len(s.running),
+            waiting=len(s.waiting),
+            cells_total=pool.cells,
+            cells_running=pool.held,
+            cells_cached=pool.idle,
+            slots_free=pool.slots_free,
+            steps=self._steps,
+            prompt_tokens=s.prompt_tokens,
+            cached_tokens=s.cached_tokens,
+            completion_tokens=s.completion_tokens,
+            preemptions=s.preemptions,
+        )

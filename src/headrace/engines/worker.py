@@ -1,0 +1,128 @@
+"""The engine's own process: `python -m headrace.engines.worker FD`, started by `supervisor`.
+
+    main thread     reads commands from the socket, hands them to the stepper
+    engine thread   computes (stepper)
+    writer thread   frames the events of each step and writes them
+
+Rules: the engine thread only puts a list into a queue, so framing and writing happen while the next step computes; the
+process ends when its socket does, so a server that dies takes its workers along; signals belong to the server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from headrace.core.errors import StartupError
+from headrace.core.events import Event
+from headrace.core.scheduler import Limits
+from headrace.engines import frames
+from headrace.engines.base import EngineStats, StepEngine
+from headrace.engines.stepper import Stepper
+
+
+class Blueprint(msgspec.Struct, frozen=True):
+    """How a worker makes its engine: `module:function` is called with `settings` and a clock."""
+
+    factory: str
+    settings: dict[str, Any]
+    limits: dict[str, Any]
+
+
+def build(blueprint: Blueprint) -> StepEngine:
+    """Raises StartupError."""
+    module, _, name = blueprint.factory.partition(":")
+    engine: StepEngine = getattr(importlib.import_module(module), name)(blueprint.settings, time.monotonic)
+    return engine
+
+
+class _Writer:
+    """Frames and writes on its own thread, in order."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._queue: SimpleQueue[tuple[list[Event], EngineStats] | bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def step(self, events: list[Event], stats: EngineStats) -> None:
+        """Called by the engine thread."""
+        self._queue.put((events, stats))
+
+    def send(self, report: frames.Report) -> None:
+        self._queue.put(frames.encode(report))
+
+    def finish(self) -> None:
+        """Write what is queued and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._sock.sendall(item if isinstance(item, bytes) else frames.encode(frames.Step(*item)))
+            except OSError:
+                return  # the server is gone; the main thread sees the same and ends the process
+
+
+def main(fd: int) -> int:
+    """Serve one connection; returns the exit code."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's ^C reaches the whole group; the server decides what it means
+    sock = socket.socket(fileno=fd)
+    decoder = frames.command_decoder()
+    blueprint = msgspec.msgpack.decode(_read_frame(sock), type=Blueprint)
+    writer = _Writer(sock)
+    try:
+        engine = build(blueprint)
+    except StartupError as error:
+        writer.send(frames.Broken(error.message))
+        writer.finish()
+        return 2
+    stepper = Stepper(engine, Limits(**blueprint.limits), time.monotonic, writer.step)
+    writer.send(frames.Ready(engine.info))
+    stepper.start()
+    while data := sock.recv(1 << 16):
+        for command in decoder.feed(data):
+            match command:
+                case frames.Submit(generation):
+                    stepper.submit(generation)
+                case frames.Cancel(rid):
+                    stepper.cancel(rid)
+                case frames.Pause(rid, paused):
+                    stepper.pause(rid, paused)
+                case frames.Ping():
+                    writer.send(frames.Pong(time.monotonic()))
+    return 0
+
+
+def _read_frame(sock: socket.socket) -> bytes:
+    """The first frame, the blueprint, read to the byte."""
+    head = _read_exactly(sock, 4)
+    return _read_exactly(sock, int.from_bytes(head, "little"))
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise SystemExit(0)
+        data += part
+    return data
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(code)  # a step may be running: its thread is not waited for, the kernel frees what it holds

@@ -1,0 +1,341 @@
+"""Public doubles: an engine that plays a script, a clock that moves by hand, an ASGI `send` that remembers, and the
+kits that any engine behind our ports must pass, the scripted and the real ones alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+from headrace.core.clock import Clock
+from headrace.core.events import Admitted, Delta, Event, Failed, Finished, TokenLogprob
+from headrace.core.plan import Chunk, Draw, Drawn, StepResult
+from headrace.core.request import Generation, Sampling
+from headrace.engines.base import ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
+
+END = b"<|im_end|>"
+"""In a script: the token that ends the answer."""
+
+_IM_START, _IM_END, _ENDOFTEXT = 257, 256, 258
+_FIRST_WORD = 300
+CONTROL = {"<|im_end|>": _IM_END, "<|im_start|>": _IM_START, "<|endoftext|>": _ENDOFTEXT}
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class RecordingSend:
+    """An ASGI `send`: keeps every message. `on_message` may raise or wait, to fail or hang at a chosen one."""
+
+    def __init__(self, on_message: Callable[[int], Awaitable[None]] | None = None) -> None:
+        self.messages: list[MutableMapping[str, Any]] = []
+        self._on_message = on_message
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if self._on_message is not None:
+            await self._on_message(len(self.messages))
+        self.messages.append(message)
+
+    @property
+    def status(self) -> int | None:
+        """The response's status, None before its start."""
+        return next((m["status"] for m in self.messages if m["type"] == "http.response.start"), None)
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return {
+            k.lower(): v for m in self.messages if m["type"] == "http.response.start" for k, v in m.get("headers", [])
+        }
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(m.get("body", b"") for m in self.messages if m["type"] == "http.response.body")
+
+    @property
+    def finished(self) -> bool:
+        return any(m["type"] == "http.response.body" and not m.get("more_body", False) for m in self.messages)
+
+
+class ScriptedTokenizer:
+    """One token a byte; control tokens as in ChatML; words that scripts use get ids of their own."""
+
+    def __init__(self, n_vocab: int = 4096) -> None:
+        self.n_vocab = n_vocab
+        self._words: list[bytes] = []
+        self._ids: dict[bytes, int] = {END: _IM_END}
+
+    def word(self, piece: bytes) -> int:
+        """The id of a script's token."""
+        if len(piece) == 1:
+            return piece[0]
+        if piece not in self._ids:
+            self._ids[piece] = _FIRST_WORD + len(self._words)
+            self._words.append(piece)
+        return self._ids[piece]
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        if not special:
+            return list(text.encode("utf-8", "surrogatepass"))
+        ids: list[int] = []
+        while text:
+            found = next((c for c in CONTROL if text.startswith(c)), None)
+            ids += [CONTROL[found]] if found else list(text[0].encode("utf-8", "surrogatepass"))
+            text = text[len(found) if found else 1 :]
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        for text, control in CONTROL.items():
+            if control == token:
+                return text.encode()
+        return self.answer_piece(token)
+
+    def answer_piece(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        word = token - _FIRST_WORD
+        return self._words[word] if 0 <= word < len(self._words) else b""
+
+
+Script = Sequence[Sequence[bytes]]
+"""Steps of one or more tokens; END ends the answer, and so does the script's own end."""
+
+
+class ScriptedEngine:
+    """A StepEngine that ignores the prompt and plays a script, step by step, for every sequence.
+
+    It keeps the books of a real one (what each slot holds) and fails an assertion when a caller breaks the port's
+    rules. Records: `prompts` (ids of each prompt as first drawn from), `prefilled` (chunks without a draw), `produced`
+    (tokens), `draws`, `aborts`, `batches` (tokens per chunk of each step).
+    """
+
+    def __init__(
+        self,
+        script: Script | Callable[[Sequence[int]], Script],
+        *,
+        step_s: float = 0.0,
+        prefill_s: float = 0.0,
+        fail_at: Iterable[int] = (),
+        exit_at: int | None = None,
+        n_ctx: int = 4096,
+        cells: int = 16384,
+        slots: int = 64,
+        batch: int = 576,
+        clock: Clock | None = None,
+        wait: Callable[[float], bool] | None = None,
+        tokenizer: ScriptedTokenizer | None = None,
+        name: str = "scripted",
+    ) -> None:
+        self.tokenizer = tokenizer or ScriptedTokenizer()
+        self._script = script if callable(script) else lambda _prompt: script
+        self._step_s, self._prefill_s = step_s, prefill_s
+        self._fail_at, self._exit_at = frozenset(fail_at), exit_at
+        self._clock = clock or (lambda: 0.0)
+        self._aborted = threading.Event()
+        self._wait = wait or self._aborted.wait
+        """Takes seconds; True when the step was aborted meanwhile."""
+        self.info = ModelInfo(
+            name=name,
+            n_ctx=n_ctx,
+            n_vocab=self.tokenizer.n_vocab,
+            chat_template=CHATML,
+            eos=_IM_END,
+            eog=(_IM_END,),
+            control=CONTROL,
+        )
+        self.n_slots, self.n_cells, self.n_batch = slots, cells, batch
+        self.slots: dict[int, list[int]] = {}
+        self.prompts: list[list[int]] = []
+        self.draws: list[Draw] = []
+        self.batches: list[list[int]] = []
+        self.prefilled = 0
+        self.produced = 0
+        self.aborts = 0
+        self.steps = 0
+        self.closed = False
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.answer_piece(token)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert not self.slots.get(target), f"copy into slot {target}, which is not empty"
+        assert len(self.slots.get(source, ())) >= length, f"copy of {length} tokens from a shorter slot {source}"
+        self.slots[target] = self.slots[source][:length]
+
+    def trim(self, slot: int, length: int) -> None:
+        del self.slots.get(slot, [])[length:]
+
+    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+        self.steps += 1
+        if self.steps == self._exit_at:
+            os._exit(9)
+        if self.steps in self._fail_at:
+            raise StepFailed("the script says so")
+        self._check(chunks)
+        prefills = sum(1 for c in chunks if c.draw is None or c.draw.position == c.draw.prompt)
+        pause = self._prefill_s * prefills + (self._step_s if len(chunks) > prefills else 0.0)
+        self._aborted.clear()
+        if pause and self._wait(pause):
+            raise StepAborted
+        self.batches.append([len(c.tokens) for c in chunks])
+        return StepResult(tuple(self._compute(c) for c in chunks), self._clock())
+
+    def _check(self, chunks: Sequence[Chunk]) -> None:
+        total = sum(len(c.tokens) for c in chunks)
+        if not 0 < total <= self.n_batch:
+            raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
+        assert len({c.slot for c in chunks}) == len(chunks), "two chunks of one slot in a step"
+        for c in chunks:
+            assert 0 <= c.slot < self.n_slots
+            held = len(self.slots.get(c.slot, ()))
+            assert c.start == held, f"slot {c.slot} holds {held} tokens, the chunk starts at {c.start}"
+
+    def _compute(self, chunk: Chunk) -> Drawn | None:
+        tokens = self.slots.setdefault(chunk.slot, [])
+        tokens.extend(chunk.tokens)
+        want = chunk.draw
+        if want is None:
+            self.prefilled += 1
+            return None
+        prompt = list(want.history[: want.prompt])
+        if want.position == want.prompt:
+            self.prompts.append(prompt)
+        self.draws.append(want)
+        drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, want.position - want.prompt))
+        tokens.extend(drawn[:-1])
+        self.produced += len(drawn)
+        if want.sampling.logprobs is None:
+            return Drawn(drawn)
+        return Drawn(drawn, tuple(self._logprob(t, want.sampling.logprobs) for t in drawn))
+
+    def _next(self, prompt: list[int], done: int) -> Sequence[bytes]:
+        for step in self._script(prompt):
+            if done < len(step):
+                return step[done:]  # a replay may begin inside a burst
+            done -= len(step)
+        return (END,)
+
+    def _logprob(self, token: int, top: int) -> TokenLogprob:
+        alternatives = tuple((i, self.tokenizer.piece(i), -1.0 - i / 10) for i in range(top))
+        return TokenLogprob(token, self.tokenizer.piece(token), -0.5, alternatives)
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self._aborted.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
+    """A factory for `engines.worker.Blueprint`: `headrace.testing:scripted_worker`.
+
+    `script` is a list of lists of text.
+    """
+    script = [[t.encode() for t in step] for step in settings.get("script", [])]
+    options = {k: v for k, v in settings.items() if k != "script"}
+    return ScriptedEngine(script, clock=clock, **options)
+
+
+def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:
+    """What every StepEngine must do. `prompt`: at least 8 valid ids."""
+    greedy = Sampling(temperature=0.0)
+    tokens = list(prompt)
+
+    def chunk(slot: int, start: int, end: int, ids: list[int] = tokens) -> Chunk:
+        draw = Draw(greedy, 0, end, ids, len(tokens)) if end == len(ids) else None
+        return Chunk(slot, start, ids[start:end], draw)
+
+    def first(result: StepResult, i: int = 0) -> int:
+        drawn = result.drawn[i]
+        assert drawn is not None
+        assert len(drawn.tokens) >= 1
+        assert all(0 <= t < engine.info.n_vocab for t in drawn.tokens)
+        return drawn.tokens[0]
+
+    n = len(tokens)
+    whole = first(engine.step([chunk(0, 0, n)]))
+    assert engine.step([chunk(1, 0, n // 2)]).drawn == (None,), "a chunk without a draw draws nothing"
+    assert first(engine.step([chunk(1, n // 2, n)])) == whole, "a prompt in two chunks gives the same token"
+    engine.copy(1, 2, n - 1)
+    engine.copy(0, 3, n - 2)
+    both = engine.step([chunk(2, n - 1, n), chunk(3, n - 2, n)])
+    assert first(both) == first(both, 1) == whole, "shared prefixes give the same token, in one batch too"
+    engine.trim(2, 2)
+    assert first(engine.step([chunk(2, 2, n)])) == whole, "a trimmed slot can be continued"
+    engine.trim(2, 0)
+    assert first(engine.step([chunk(2, 0, n)])) == whole, "an emptied slot is as new"
+    engine.trim(0, 0)
+    assert first(engine.step([chunk(3, n, n + 1, [*tokens, whole])])) >= 0, "a slot outlives the one it was copied from"
+    for too_many in (0, engine.n_batch + 1):
+        try:
+            engine.step([Chunk(4, 0, [tokens[0]] * too_many, None)])
+        except StepFailed:
+            continue
+        raise AssertionError(f"a step of {too_many} tokens must be refused")
+    for slot in range(1, 5):
+        engine.trim(slot, 0)
+
+
+async def collect(engine: StreamEngine, generation: Generation, *, cancel_after: int | None = None) -> list[Event]:
+    """All events of one generation; with `cancel_after`, cancelled after that many deltas."""
+    events: list[Event] = []
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = generation.n
+
+    def sink(event: Event) -> None:
+        nonlocal left
+        events.append(event)
+        left -= isinstance(event, Finished)
+        deltas = sum(isinstance(e, Delta) for e in events)
+        if cancel_after is not None and deltas == cancel_after:
+            engine.cancel(generation.rid)
+        elif left and not isinstance(event, Failed):
+            return
+        if not over.done():
+            over.set_result(None)
+
+    engine.submit(generation, sink)
+    await over
+    return events
+
+
+async def check_stream_engine(engine: StreamEngine, prompt: list[int]) -> None:
+    """What every started StreamEngine must do. `prompt` must lead to at least three deltas of text."""
+    greedy = Sampling(temperature=0.0)
+    events = await collect(engine, Generation(9001, prompt, 8, n=2, sampling=greedy))
+    for index in (0, 1):
+        mine = [e for e in events if not isinstance(e, Failed) and e.index == index]
+        assert isinstance(mine[0], Admitted)
+        assert 0 <= mine[0].cached < len(prompt)
+        assert isinstance(mine[-1], Finished)
+        assert all(isinstance(e, Delta) for e in mine[1:-1])
+        marked = [e.marks for e in mine if isinstance(e, Delta) and e.marks]
+        assert len(marked) == 1, "exactly one delta carries the marks"
+        m = marked[0]
+        assert m.queued <= m.scheduled <= m.restored <= m.prefilled <= m.sampled
+    texts = ["".join(e.text for e in events if isinstance(e, Delta) and e.index == i) for i in (0, 1)]
+    assert texts[0] == texts[1] != "", "greedy choices are equal"
+    cut = await collect(engine, Generation(9002, prompt, 8, sampling=greedy), cancel_after=1)
+    assert sum(isinstance(e, Delta) for e in cut) == 1
+    after = await collect(engine, Generation(9003, prompt, 8, sampling=greedy))
+    assert not any(e.rid == 9002 for e in after)
+    assert sum(isinstance(e, Delta) for e in cut) == 1, "nothing comes after a cancel"
+    assert "".join(e.text for e in after if isinstance(e, Delta)) == texts[0]
+    assert engine.ready
