@@ -47,7 +47,7 @@ class Timeline:
             self.restored, self.prefilled, self.sampled, self.delivered,
         )  # fmt: skip
         out: dict[str, float] = {}
-        for name, start, end in zip(STAGES, stamps, stamps[1:], strict=True):
+        for name, start, end in zip(STAGES, stamps[:-1], stamps[1:], strict=True):
             if start is None or end is None:
                 break
             out[name] = (end - start) * 1e3
