@@ -46,6 +46,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     `config.model.path` is the path of a file and `config.model.alias` is set: names are resolved before.
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
     server = config.server
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
     engines: dict[str, StreamEngine] = {}
@@ -80,14 +81,8 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
 
 
 def make_limits(config: Config) -> Limits:
-    """Raises StartupError if the settings contradict each other."""
+    """The scheduler's few numbers."""
     e = config.engine
-    if e.max_running > e.slots:
-        raise StartupError(
-            f"engine.max_running is {e.max_running} and engine.slots {e.slots}: give at least as many slots"
-        )
-    if e.context > e.cells:
-        raise StartupError(f"engine.context is {e.context} and engine.cells {e.cells}: a sequence must fit the pool")
     return Limits(
         max_running=e.max_running,
         max_batch=batch_size(max(e.prefill_chunk, e.prefill_chunk_busy) + e.max_running),

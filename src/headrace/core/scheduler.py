@@ -19,46 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
+from headrace.core.kv import CellPool, PrefixIndex
 from headrace.core.plan import Chunk, Copy, Draw, Drawn, KvOp, StepResult, Trim
 from headrace.core.request import Generation
 from headrace.core.sequence import Sequence, common_prefix, sequences
 
 WORTH_WAITING = 32
 """Shorter shared prefixes are computed again: waiting for the other's step costs more."""
-
-
-class PrefixIndex(Protocol):
-    """What `kv.radix.Radix` offers."""
-
-    def match(self, tokens: list[int]) -> tuple[int, int | None]: ...
-    def extend(self, slot: int, tokens: list[int]) -> None: ...
-    def truncate(self, slot: int, length: int) -> None: ...
-    def remove(self, slot: int) -> None: ...
-    def redundant(self, slot: int) -> bool: ...
-
-
-class CellPool(Protocol):
-    """What `kv.pool.Pool` offers."""
-
-    cells: int
-    used: int
-    held: int
-
-    @property
-    def free(self) -> int: ...
-    @property
-    def idle(self) -> int: ...
-    @property
-    def slots_free(self) -> int: ...
-    def take(self) -> int: ...
-    def share(self, source: int, target: int, length: int) -> None: ...
-    def extend(self, slot: int, cells: int) -> None: ...
-    def truncate(self, slot: int, length: int) -> None: ...
-    def retire(self, slot: int) -> None: ...
-    def release(self, slot: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

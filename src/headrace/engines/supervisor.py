@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import struct
 import subprocess
@@ -135,10 +134,9 @@ class WorkerEngine:
         ours.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes milliseconds and happens at start only
-                [sys.executable, "-m", "headrace.engines.worker", str(theirs.fileno())],
+                [sys.executable, "-u", "-m", "headrace.engines.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: _Link(self), sock=ours)

@@ -71,6 +71,8 @@ class Radix:
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         """Append `tokens` to the slot's sequence; a new slot starts empty."""
+        if not tokens:
+            return  # a slot that holds nothing is not entered
         edge = self._ends.get(slot, self._root)
         self._lengths[slot] = self._lengths.get(slot, 0) + len(tokens)
         rest = list(tokens)

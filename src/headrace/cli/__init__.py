@@ -1,0 +1,3 @@
+from headrace.cli.entry import main
+
+__all__ = ["main"]

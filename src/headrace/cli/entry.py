@@ -1,0 +1,78 @@
+"""The command line: verbs, and how a failed start looks.
+
+Only this package prints. Modules that a verb does not need are imported inside it, so that `--version` and `--help` are
+there at once and a broken engine library still lets the others explain themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from headrace import __version__
+from headrace.core.errors import StartupError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="headrace", message="%(prog)s %(version)s")
+def headrace() -> None:
+    """A language-model server for people who are waiting."""
+
+
+@headrace.command()
+@click.argument("model", required=False)
+@click.option("--host", help="Address to listen on (server.host).")
+@click.option("--port", type=int, help="Port to listen on, 0 for a free one (server.port).")
+@click.option("--key", help="API key that clients must send (server.key; rather set HEADRACE_SERVER_KEY).")
+@click.option("--insecure", is_flag=True, default=None, help="Allow a non-loopback address without a key.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, e.g. engine.threads=2.")
+def serve(
+    model: str | None,
+    host: str | None,
+    port: int | None,
+    key: str | None,
+    insecure: bool | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+) -> int:
+    """Serve MODEL over HTTP: a name (see `headrace pull`), hf:ORG/REPO/FILE.gguf or the path of a GGUF file."""
+    from headrace.cli import serve as verb
+
+    flags = verb.assigned(assignments)
+    named = {
+        "model.path": model,
+        "server.host": host,
+        "server.port": port,
+        "server.key": key,
+        "server.insecure": insecure,
+    }
+    flags.update((name, value) for name, value in named.items() if value is not None)
+    return verb.run(file, flags)
+
+
+@headrace.command()
+@click.argument("name")
+def pull(name: str) -> int:
+    """Fetch a model, or check the one that is there: smollm2-135m, or hf:ORG/REPO/FILE.gguf."""
+    from headrace.cli import pull as verb
+
+    return verb.run(name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The `headrace` program. Always leaves by SystemExit: 0 done, 2 cannot start, 130 interrupted."""
+    try:
+        status = headrace.main(arguments, prog_name="headrace", standalone_mode=False)
+    except StartupError as error:
+        click.echo(f"headrace: {' '.join(error.message.split())}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    sys.exit(status)

@@ -1,0 +1,79 @@
+"""`headrace serve`: settings → model file → server, and what to do next once it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+from rich.text import Text
+
+from headrace import __version__
+from headrace.cli.output import console
+from headrace.cli.pull import fetch
+from headrace.config import Config, Value, load
+from headrace.core.errors import StartupError
+from headrace.models import alias_of
+
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Value]:
+    """`name=value` texts → flags for `config.load`. Raises StartupError."""
+    flags: dict[str, Value] = {}
+    for text in assignments:
+        name, sign, value = text.partition("=")
+        if not sign or not name.strip():
+            raise StartupError(f"--set {text}: should read NAME=VALUE, for example --set engine.threads=2")
+        flags[name.strip()] = value
+    return flags
+
+
+def run(file: Path | None, flags: Mapping[str, Value]) -> int:
+    """The verb; gives the exit status. Raises StartupError."""
+    config = load(file=file, flags=flags)
+    name = config.model.path
+    model = dataclasses.replace(config.model, path=str(fetch(name)), alias=config.model.alias or alias_of(name))
+    config = dataclasses.replace(config, model=model)
+    console(sys.stderr).print(f"Headrace {__version__}: loading {model.alias} …")
+
+    from headrace.compose import serve
+
+    def ready(url: str) -> None:
+        console(sys.stdout).print(welcome(config, url))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(config, ready))
+
+
+def welcome(config: Config, url: str) -> Text:
+    """What to do next. The key itself is never shown."""
+    base = _reachable(url)
+    alias, has_key = config.model.alias, bool(config.server.key)
+    body = {"model": alias, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+    key = '-H "Authorization: Bearer $HEADRACE_SERVER_KEY" ' if has_key else ""
+    curl = (
+        f"curl -N {base}/v1/chat/completions {key}-H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False, separators=(',', ':')))}"
+    )
+    secret = 'os.environ["HEADRACE_SERVER_KEY"]' if has_key else '"none"'
+    sdk = f'OpenAI(base_url="{base}/v1", api_key={secret})'
+    text = Text()
+    text.append("Ready: ", "bold green").append(alias, "bold").append("\n\n")
+    for label, value, style in (("Chat page", base + "/", "cyan"), ("curl", curl, ""), ("OpenAI SDK", sdk, "")):
+        text.append(f"  {label:<12}", "dim").append(value, style).append("\n")
+    return text.append("\nCtrl-C stops it; running answers are finished first.", "dim")
+
+
+def _reachable(url: str) -> str:
+    """The URL as this machine can open it: an address that means "every address" is none to visit."""
+    parts = urlsplit(url)
+    host = EVERY_ADDRESS.get(parts.hostname or "", parts.hostname or "")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}:{parts.port}" if parts.port else f"{parts.scheme}://{shown}"

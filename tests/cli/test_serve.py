@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from headrace.cli import serve
+from headrace.config import Config
+from headrace.core.errors import StartupError
+
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """Configurations that reached the composition root; the server itself is ready at once and ends with status 5."""
+    configs: list[Config] = []
+
+    async def fake(config: Config, on_ready: Callable[[str], None]) -> int:
+        configs.append(config)
+        on_ready(URL)
+        return 5
+
+    compose = ModuleType("headrace.compose")
+    compose.__dict__["serve"] = fake
+    monkeypatch.setitem(sys.modules, "headrace.compose", compose)
+    monkeypatch.setattr(serve, "fetch", lambda name: Path("/models/file.gguf"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
+    return configs
+
+
+def welcome(config: Config | None = None, url: str = URL) -> list[str]:
+    config = config or Config()
+    model = dataclasses.replace(config.model, alias="tiny")
+    return serve.welcome(dataclasses.replace(config, model=model), url).plain.splitlines()
+
+
+def test_the_composition_root_gets_a_file_and_a_name(served: list[Config]) -> None:
+    assert serve.run(None, {}) == 5
+    assert (served[0].model.path, served[0].model.alias) == ("/models/file.gguf", "smollm2-135m")
+
+
+def test_a_given_alias_is_kept(served: list[Config]) -> None:
+    serve.run(None, {"model.path": "/x/y.gguf", "model.alias": "mine"})
+    serve.run(None, {"model.path": "/x/y.gguf"})
+    assert [config.model.alias for config in served] == ["mine", "y"]
+
+
+def test_what_to_do_next_is_on_stdout_once_ready(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    serve.run(None, {})
+    captured = capsys.readouterr()
+    assert "loading smollm2-135m" in captured.err
+    assert f"{URL}/\n" in captured.out
+    assert "\x1b" not in captured.out
+
+
+def test_the_curl_line_can_be_pasted_whatever_the_name() -> None:
+    config = dataclasses.replace(Config(), model=dataclasses.replace(Config().model, alias='it\'s "me" $HOME'))
+    line = next(line for line in serve.welcome(config, URL).plain.splitlines() if "curl" in line)
+    words = shlex.split(line)
+    body = json.loads(words[words.index("-d") + 1])
+    assert words[:4] == ["curl", "curl", "-N", f"{URL}/v1/chat/completions"]
+    assert body["model"] == 'it\'s "me" $HOME'
+    assert body["stream"] is True
+
+
+def test_the_key_is_not_shown() -> None:
+    config = dataclasses.replace(Config(), server=dataclasses.replace(Config().server, key="sesame"))
+    text = "\n".join(welcome(config))
+    assert "sesame" not in text
+    assert '-H "Authorization: Bearer $HEADRACE_SERVER_KEY"' in text
+    assert 'api_key=os.environ["HEADRACE_SERVER_KEY"]' in text
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://0.0.0.0:80", "http://127.0.0.1:80/"),
+        ("http://[::]:8000", "http://[::1]:8000/"),
+        ("http://[fe80::1]:8000", "http://[fe80::1]:8000/"),
+        ("http://box.local:8000/", "http://box.local:8000/"),
+    ],
+)
+def test_the_shown_address_can_be_opened(url: str, shown: str) -> None:
+    assert f"  Chat page   {shown}" in welcome(url=url)
+
+
+@pytest.mark.parametrize("text", ["", "=1", "engine.threads", " =1"])
+def test_an_assignment_needs_both_sides(text: str) -> None:
+    with pytest.raises(StartupError, match="NAME=VALUE"):
+        serve.assigned([text])
+
+
+def test_an_assignment_may_hold_further_signs() -> None:
+    assert serve.assigned(["a.b=c=d", " c.d =", "a.b=2"]) == {"a.b": "2", "c.d": ""}
