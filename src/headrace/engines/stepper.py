@@ -5,8 +5,9 @@
     cancel ─┼─► inbox ──────►│ plan ► begin ► step ► apply    │────► once a step, on the engine thread: hands over only
     pause  ─┘                └────────────────────────────────┘
 
-Rules: one thread touches the engine and the scheduler; commands wait in the inbox for the end of the running step,
-except that a cancel gives up a step that works mostly for the cancelled; the loop sleeps when there is nothing to do.
+Rules: one thread makes the engine, warms it and touches it and the scheduler; commands wait in the inbox for the end
+of the running step, except that a cancel gives up a step that works mostly for the cancelled; the loop sleeps when
+there is nothing to do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Stepper:
             limits, index=Radix(), pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog)
         )
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._over = threading.Event()
         self._open = True
         self._steps = 0
         self._in_step: dict[int, int] = {}
@@ -51,9 +52,6 @@ class Stepper:
         self._cancelled: set[int] = set()
 
     # From any thread.
-
-    def start(self) -> None:
-        self._thread.start()
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation. One that could not be computed is answered with `Failed`."""
@@ -74,15 +72,15 @@ class Stepper:
         self._inbox.put(lambda: self.scheduler.pause(rid, paused))
 
     def close(self) -> None:
-        """Stop the loop after the running step and close the engine; returns when both are done."""
+        """Stop `run`, giving up its step, and wait until it has closed the engine. Not from the engine thread."""
         self._inbox.put(self._stop)
         self._engine.abort()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._over.wait()
 
     # On the engine thread.
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Work until `close`, then close the engine. The calling thread is the engine thread."""
         try:
             while self._open:
                 self._drain(block=False)
@@ -93,6 +91,7 @@ class Stepper:
                     self.step(plan)
         finally:
             self._engine.close()
+            self._over.set()
 
     def _drain(self, *, block: bool) -> None:
         """Carry out waiting commands; wait for the first one if there is nothing else to do."""

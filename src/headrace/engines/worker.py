@@ -1,11 +1,11 @@
 """The engine's own process: `python -m headrace.engines.worker FD`, started by `supervisor`.
 
-    main thread     reads commands from the socket, hands them to the stepper
-    engine thread   computes (stepper)
+    main thread     loads the engine and computes (stepper); it must do both, see `local.LocalEngine`
+    reader thread   reads commands from the socket, hands them to the stepper
     writer thread   frames the events of each step and writes them
 
-Rules: the engine thread only puts a list into a queue, so framing and writing happen while the next step computes; the
-process ends when its socket does, so a server that dies takes its workers along; signals belong to the server.
+Rules: the computing thread only puts a list into a queue, so framing and writing happen while the next step computes;
+the process ends when its socket does, so a server that dies takes its workers along; signals belong to the server.
 """
 
 from __future__ import annotations
@@ -76,11 +76,9 @@ class _Writer:
 
 def main(fd: int) -> int:
     """Serve one connection; returns the exit code."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's ^C reaches the whole group; the server decides what it means
+    # A terminal's ^C reaches the whole group; the server decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
-    decoder = frames.command_decoder()
     blueprint = msgspec.msgpack.decode(_read_frame(sock), type=Blueprint)
     writer = _Writer(sock)
     try:
@@ -91,8 +89,15 @@ def main(fd: int) -> int:
         return 2
     stepper = Stepper(engine, Limits(**blueprint.limits), time.monotonic, writer.step)
     writer.send(frames.Ready(engine.info))
-    stepper.start()
-    while data := sock.recv(1 << 16):
+    threading.Thread(target=_read, args=(sock, stepper, writer), name="reader", daemon=True).start()
+    stepper.run()
+    return 0
+
+
+def _read(sock: socket.socket, stepper: Stepper, writer: _Writer) -> None:
+    """Carry out commands until the server is gone, then end the process, whatever it computes."""
+    decoder = frames.command_decoder()
+    while data := _receive(sock):
         for command in decoder.feed(data):
             match command:
                 case frames.Submit(generation):
@@ -103,7 +108,14 @@ def main(fd: int) -> int:
                     stepper.pause(rid, paused)
                 case frames.Ping():
                     writer.send(frames.Pong(time.monotonic()))
-    return 0
+    os._exit(0)  # a step may be running: it is not waited for, the kernel frees what the process holds
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 16)
+    except OSError:
+        return b""
 
 
 def _read_frame(sock: socket.socket) -> bytes:
@@ -123,6 +135,4 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    code = main(int(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(code)  # a step may be running: its thread is not waited for, the kernel frees what it holds
+    sys.exit(main(int(sys.argv[1])))
