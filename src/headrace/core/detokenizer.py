@@ -2,7 +2,8 @@
 
 Two things are held back: the bytes of a character that is not whole yet, and text that may turn out to be the
 beginning of a stop string. At the end held text is shown, a half character is dropped; bytes that can never become a
-character give one U+FFFD a run.
+character give U+FFFD, one for each broken character. Of several stop strings the one that is complete first counts, the
+longest if they end together: what is shown does not depend on how the bytes are cut into tokens.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Detokenizer:
         if self.stopped:
             return ""
         text = self._held + text
-        at = min((i for i in (text.find(stop) for stop in self._stop) if i >= 0), default=-1)
-        if at >= 0:
+        ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if ends:
             self.stopped = True
             self._held = ""
-            return text[:at]
+            return text[: min(ends)[1]]
         keep = self._may_begin(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

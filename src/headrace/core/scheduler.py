@@ -8,8 +8,7 @@ Rules:
 2. Prompts share what is left of the step's budget, in order of arrival; the budget is small while somebody reads.
 3. A prompt whose prefix is being computed for another waits for it instead of computing it again.
 4. Finished sequences stay in the KV for reuse; the least recently used goes when room is needed. Running ones are
-   never robbed for newcomers; when decodes alone outgrow the pool, the youngest is sent back to the queue and resumes
-   exactly.
+   never robbed for newcomers; when they outgrow the pool, one is sent back to the queue and resumes exactly.
 5. `plan` only reads; `begin` and `apply` are the only writers. KV operations leave through `take_ops`, in order, and
    are to be carried out before the next step.
 Pure: no clock, no I/O, no locks.
@@ -65,7 +64,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `shares` in batch order: decodes, then prompts."""
+    """One step. `shares` in batch order: decodes, then prompts; none when it only sends a sequence back."""
 
     shares: tuple[Share, ...]
     admissions: tuple[Admission, ...] = ()
@@ -111,6 +110,7 @@ class Scheduler:
         self.waiting = [s for s in self.waiting if s.generation.rid != rid]
         for sequence in [s for s in self.running if s.generation.rid == rid]:
             self._retire(sequence, keep=sequence.drawn > 0)
+        self._shrink()
 
     def pause(self, rid: int, paused: bool) -> None:
         """Draw no tokens for a generation, or go on."""
@@ -140,27 +140,15 @@ class Scheduler:
             if not sequence.decoding and budget > 0:
                 shares.append(Share(sequence, min(budget, sequence.pending)))
                 budget -= shares[-1].count
-        preempted = self._preemptions(shares)
-        if preempted:
-            kept = tuple(share for share in shares if share.sequence not in preempted)
-            return Plan(kept, preempted=tuple(preempted))
+        if sum(share.count for share in shares) > self._pool.cells - self._pool.held and len(self.running) > 1:
+            # How much that frees depends on who shares its cells: the next plan sees it.
+            return Plan((), preempted=(self._victim(),))
         admissions = self._admissions(budget, shares)
         return Plan(tuple(shares), tuple(admissions)) if shares else None
 
-    def _preemptions(self, shares: list[Share]) -> list[Sequence]:
-        """Whom to send back so that the step's tokens find cells; the youngest first, never the only one."""
-        need = sum(share.count for share in shares)
-        room = self._pool.cells - self._pool.held
-        victims: list[Sequence] = []
-        for sequence in reversed(self.running):
-            if need <= room or len(victims) == len(self.running) - 1:
-                break
-            victims.append(sequence)
-            room += (
-                sequence.computed
-            )  # a lower bound is not known: shared cells stay. The next plan sees what was freed.
-            need -= sum(share.count for share in shares if share.sequence is sequence)
-        return victims
+    def _victim(self) -> Sequence:
+        """Whom to send back: one whose reader does not keep up, else the youngest."""
+        return next((s for s in reversed(self.running) if s.paused), self.running[-1])
 
     def _admissions(self, budget: int, shares: list[Share]) -> list[Admission]:
         """Who may start, appended to `shares` as far as `budget` goes.
@@ -170,20 +158,29 @@ class Scheduler:
         admissions: list[Admission] = []
         prefilling = [s for s in self.running if s.pending > 1 and not s.paused]
         promised = self._pool.held + sum(s.pending for s in self.running)
-        held: set[int | None] = {s.slot for s in self.running}
+        counted: dict[int | None, int] = {s.slot: s.computed for s in self.running}
+        """Slot → how many of its cells are in `promised`."""
+        slots = self._pool.slots_free + len(self._idle)
         for sequence in self.waiting:
             if budget <= 0 or len(self.running) + len(admissions) >= self.limits.max_running:
                 break
+            if sequence.paused:
+                continue
             shared, source = self._cached(sequence)
             if self._is_coming(sequence, shared, prefilling):
                 continue
+            # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
+            if len(admissions) + len({source, *counted} & self._idle.keys()) >= slots:
+                if admissions:
+                    break
+                shared, source = 0, None
             # Idle cells that are shared become held, once; cells of a running source are counted already.
-            need = len(sequence.tokens) + 1 - (shared if source in held else 0)
+            need = len(sequence.tokens) + 1 - min(shared, counted.get(source, 0))
             if promised + need > self._pool.cells and (self.running or admissions):
                 break
             promised += need
-            held.add(source)
-            admissions.append(Admission(sequence, source if shared else None, shared))
+            counted[source] = max(shared, counted.get(source, 0))
+            admissions.append(Admission(sequence, source, shared))
             shares.append(Share(sequence, min(budget, len(sequence.tokens) - shared)))
             budget -= shares[-1].count
             prefilling.append(sequence)
@@ -194,7 +191,8 @@ class Scheduler:
         if not (self.limits.prefix_cache and sequence.generation.cache):
             return 0, None
         length, slot = self._index.match(sequence.tokens)
-        return min(length, len(sequence.tokens) - 1), slot
+        length = min(length, len(sequence.tokens) - 1)
+        return length, slot if length else None
 
     def _is_coming(self, sequence: Sequence, have: int, prefilling: list[Sequence]) -> bool:
         """Is a longer prefix of this prompt being computed for somebody else right now?"""
@@ -218,15 +216,19 @@ class Scheduler:
         """Carry out the plan's admissions and preemptions in the books, and make room for its tokens."""
         for sequence in plan.preempted:
             self._preempt(sequence)
-        events: list[Event] = [self._admit(admission, now) for admission in plan.admissions]
+        sources = {admission.source for admission in plan.admissions}
+        while self._pool.slots_free < len(plan.admissions):
+            self._drop(next(slot for slot in self._idle if slot not in sources))
+        events: list[Event] = []
+        for admission in plan.admissions:
+            self._admit(admission, now, events)
         while self._idle and self._pool.free < plan.tokens:
             self._evict()
+        self._shrink()
         return events
 
-    def _admit(self, admission: Admission, now: float) -> Event:
+    def _admit(self, admission: Admission, now: float, events: list[Event]) -> None:
         sequence, source, shared = admission.sequence, admission.source, admission.shared
-        while self._pool.slots_free == 0:
-            self._evict(keep=source)
         slot = self._pool.take()
         if source is not None:
             self._pool.share(source, slot, shared)
@@ -240,7 +242,7 @@ class Scheduler:
         if sequence.scheduled is None:
             sequence.scheduled, sequence.cached = now, shared
             self.cached_tokens += shared
-        return Admitted(sequence.generation.rid, sequence.index, sequence.cached)
+            events.append(Admitted(sequence.generation.rid, sequence.index, shared))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)
@@ -278,8 +280,7 @@ class Scheduler:
             if sequence.prefilled is None:
                 sequence.prefilled = result.computed_at
             self._take(sequence, drawn, now, events)
-        while self._pool.idle > self.limits.idle_cells:
-            self._evict()
+        self._shrink()
         return events
 
     def _computed(self, sequence: Sequence, count: int) -> None:
@@ -342,6 +343,7 @@ class Scheduler:
         self.waiting = [s for s in self.waiting if s.generation.rid not in rids]
         for sequence in [s for s in self.running if s.generation.rid in rids]:
             self._retire(sequence, keep=False)
+        self._shrink()
         return [Failed(rid, "engine_failed", message) for rid in sorted(rids)]
 
     # Slots.
@@ -369,9 +371,14 @@ class Scheduler:
         self._pool.release(slot)
         self._ops.append(Trim(slot, 0))
 
-    def _evict(self, keep: int | None = None) -> None:
-        """Give up the least recently used cached slot, but not `keep`."""
-        self._drop(next(slot for slot in self._idle if slot != keep))
+    def _shrink(self) -> None:
+        """Keep what is cached within its bound."""
+        while self._pool.idle > self.limits.idle_cells:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Give up the least recently used cached slot."""
+        self._drop(next(iter(self._idle)))
 
     def _drop(self, slot: int) -> None:
         del self._idle[slot]

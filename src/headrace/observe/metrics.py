@@ -1,0 +1,136 @@
+"""Everything `GET /metrics` shows.
+
+Counts of requests are kept here, on the event loop's thread and without locks; what an engine knows (its queue, its
+cells, its tokens) is read from it at the moment of a scrape, so no gauge can go stale. One collector in a registry
+of its own yields all families: two servers in one process do not meet. Label values are our own names only: routes
+of the path table, outcomes, stages, served models.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from headrace import __version__
+from headrace.core.timeline import STAGES
+from headrace.engines.base import EngineStats, StreamEngine
+from headrace.observe.histogram import Histogram
+from headrace.observe.record import Record
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+# fmt: off
+TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+STAGE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *TTFT_BOUNDS)
+ITL_BOUNDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+Row = tuple[str, str, Callable[[EngineStats], float]]
+ENGINE_GAUGES: tuple[Row, ...] = (
+    ("headrace_requests_running", "Sequences in prefill or decode.", lambda s: s.running),
+    ("headrace_requests_waiting", "Sequences in the engine's queue.", lambda s: s.waiting),
+    ("headrace_kv_cells_used", "KV cells that running sequences hold.", lambda s: s.cells_running),
+    ("headrace_kv_cells_cached", "KV cells kept for reuse until they are needed.", lambda s: s.cells_cached),
+    ("headrace_kv_cells_capacity", "KV cells in the pool.", lambda s: s.cells_total),
+    ("headrace_kv_slots_free", "KV sequence ids that nothing holds.", lambda s: s.slots_free),
+)
+ENGINE_COUNTERS: tuple[Row, ...] = (
+    ("headrace_prompt_tokens", "Prompt tokens computed.", lambda s: s.prompt_tokens),
+    ("headrace_cached_tokens", "Prompt tokens reused from the cache.", lambda s: s.cached_tokens),
+    ("headrace_completion_tokens", "Tokens drawn.", lambda s: s.completion_tokens),
+    ("headrace_engine_steps", "Batches computed.", lambda s: s.steps),
+    ("headrace_preemptions", "Running sequences that had to give up their cells.", lambda s: s.preemptions),
+)
+# fmt: on
+
+
+class Metrics:
+    """`engines`: served name → engine, read anew at each scrape."""
+
+    def __init__(self, engines: Mapping[str, StreamEngine], *, registry: CollectorRegistry | None = None) -> None:
+        self._engines = engines
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._ttft = Histogram(TTFT_BOUNDS)
+        self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
+        self._itl = Histogram(ITL_BOUNDS)
+        self._lag = Histogram(LAG_BOUNDS)
+        self.open_streams = 0
+        """Set by whoever opens and closes them."""
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._registry.register(self)
+        ProcessCollector(namespace="headrace", registry=self._registry)
+
+    def request(self, record: Record) -> None:
+        """Count one request that is over."""
+        self._requests[record.route, record.outcome] += 1
+        ttft = record.timeline.ttft()
+        for stage, ms in record.timeline.stages().items():
+            # The last stage of a whole answer spans all its decoding; only a stream's says how long delivery takes.
+            if record.stream or stage != STAGES[-1]:
+                self._stages[stage].observe(ms / 1e3)
+        if record.stream and ttft is not None:
+            self._ttft.observe(ttft / 1e3)
+        self._itl.observe_all(record.gaps)
+
+    def lag(self, late: float) -> None:
+        """The event loop ran a timer `late` s after its time."""
+        self._lag.observe(late)
+
+    def render(self) -> bytes:
+        """The text exposition, of type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing ahead of time: a registry would otherwise collect once just to learn the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; called by the registry."""
+        yield self._build()
+        requests = CounterMetricFamily("headrace_requests", "Requests that are over.", labels=("route", "outcome"))
+        for labels, count in sorted(self._requests.items()):
+            requests.add_metric(labels, count)
+        yield requests
+        yield _histogram("headrace_ttft_seconds", "First byte of a streamed request to its first text.", self._ttft)
+        stages = HistogramMetricFamily("headrace_stage_seconds", "Time to the first text by stage.", labels=("stage",))
+        for stage, histogram in self._stages.items():
+            stages.add_metric((stage,), histogram.buckets(), histogram.total)
+        yield stages
+        yield _histogram("headrace_inter_token_seconds", "Gaps between writes that carry text.", self._itl)
+        yield _histogram("headrace_event_loop_lag_seconds", "How late timers ran while streams were open.", self._lag)
+        yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
+        yield from self._of_engines()
+
+    def _build(self) -> Metric:
+        build = InfoMetricFamily("headrace_build", "The version that runs.")
+        build.add_metric((), {"version": __version__, "python": platform.python_version()})
+        return build
+
+    def _of_engines(self) -> Iterator[Metric]:
+        stats: dict[str, EngineStats] = {name: engine.stats for name, engine in self._engines.items()}
+        ready = GaugeMetricFamily("headrace_engine_ready", "1 if the engine takes requests.", labels=("model",))
+        for name, engine in self._engines.items():
+            ready.add_metric((name,), float(engine.ready))
+        yield ready
+        for title, text, read in ENGINE_GAUGES:
+            gauge = GaugeMetricFamily(title, text, labels=("model",))
+            for name, one in stats.items():
+                gauge.add_metric((name,), read(one))
+            yield gauge
+        for title, text, read in ENGINE_COUNTERS:
+            counter = CounterMetricFamily(title, text, labels=("model",))
+            for name, one in stats.items():
+                counter.add_metric((name,), read(one))
+            yield counter
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, text)
+    family.add_metric((), histogram.buckets(), histogram.total)
+    return family

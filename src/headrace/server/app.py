@@ -1,0 +1,308 @@
+"""The server as a raw ASGI application: a path table, and the way of a request through it.
+
+    key ─▶ body ─▶ parse ─▶ model ─▶ fields ─▶ ready? ─▶ tokens, length ─▶ submit ─▶ answer
+    401    413     400      404      400       503       400               503       200
+
+Rules: nothing is sent before the engine has the request, so every refusal is an honest status, also for a stream.
+Whatever happens in here, the client gets an envelope and never a traceback; the log gets where, and never the
+user's text. No middleware: what every request needs is in `__call__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from headrace import __version__
+from headrace.core.clock import Clock
+from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
+from headrace.core.request import ChatRequest, CompletionRequest, Options
+from headrace.observe.accesslog import AccessLog
+from headrace.observe.fault import report_fault
+from headrace.observe.metrics import CONTENT_TYPE, Metrics
+from headrace.observe.record import OTHER
+from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer
+from headrace.protocol.openai import model_of, parse_chat, parse_completion, read
+from headrace.server.auth import Key
+from headrace.server.body import read_body
+from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
+from headrace.server.live import Live
+from headrace.server.model import Job, ServedModel
+from headrace.server.page import Page
+from headrace.server.route import Route, Routes, not_found
+from headrace.server.stream import Stream, StreamLimits
+from headrace.server.ticker import Ticker
+from headrace.server.whole import answer_whole
+
+BODY_LIMIT = 10 * 2**20
+LONG_BODY = 100_000
+"""Bytes from which on a body is parsed on a thread."""
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
+Parse = Callable[..., R]
+
+
+class App:
+    """The ASGI callable. `models`: served name → model, read anew at each request, so models may come and go.
+
+    `key` None: no key is asked for. `clock` in s as for everything else, `wall` Unix time in s; `new_id` makes the
+    random part of ids, `seed` a seed for requests that bring none.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        metrics: Metrics,
+        access_log: AccessLog,
+        *,
+        key: str | None = None,
+        page: Page | None = None,
+        body_limit: int = BODY_LIMIT,
+        limits: StreamLimits | None = None,
+        clock: Clock = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+        seed: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        self.models = models
+        self.metrics = metrics
+        self.ticker = Ticker(clock, lag=metrics.lag)
+        self._access_log = access_log
+        self._key = Key(key) if key else None
+        self._page = page
+        self._body_limit = body_limit
+        self._limits = limits or StreamLimits()
+        self._clock = clock
+        self._wall = wall
+        self._new_id = new_id
+        self._seed = seed
+        self._rids = itertools.count(1)
+        self._live: set[Live] = set()
+        self._draining = False
+        self._quiet = asyncio.Event()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
+        self.routes = Routes(
+            Route("/v1/models", {"GET": self._list_models}),
+            Route("/v1/models/{name}", {"GET": self._show_model}),
+            Route("/v1/chat/completions", {"POST": self._chat}),
+            Route("/v1/completions", {"POST": self._completion}),
+            Route("/healthz", {"GET": self._health}, public=True),
+            Route("/health", {"GET": self._health}, public=True),
+            Route("/readyz", {"GET": self._readiness}, public=True),
+            Route("/metrics", {"GET": self._metrics}),
+            Route("/", {"GET": self._show_page}, public=True),
+        )
+
+    # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> int:
+        """Responses being made."""
+        return len(self._live)
+
+    def drain(self) -> None:
+        """Take no new work from now on."""
+        self._draining = True
+        if not self._live:
+            self._quiet.set()
+
+    async def quiet(self) -> None:
+        """Until `drain` was called and no response is being made any more."""
+        await self._quiet.wait()
+
+    def fail_all(self, error: HeadraceError) -> None:
+        """End every response with `error`."""
+        for live in tuple(self._live):
+            live.fail(error)
+
+    def close(self) -> None:
+        """Give up the threads; after the last request."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for model in self.models.values():
+            model.close()
+
+    # The way of a request ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first_byte = self._clock()
+        if scope["type"] != "http":
+            raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
+        exchange = Exchange(scope, receive, send, first_byte=first_byte, new_id=self._new_id)
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            exchange.record.outcome = "cancelled"
+        except asyncio.CancelledError:
+            exchange.record.outcome = "cancelled"
+            raise
+        finally:
+            exchange.record.total_s = self._clock() - first_byte
+            self.metrics.request(exchange.record)
+            self._access_log.write(exchange.record)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        """Handle, and refuse if that fails. Raises ClientGone."""
+        try:
+            await self._dispatch(exchange)
+            return
+        except ClientGone:
+            raise
+        except HeadraceError as error:
+            refusal: HeadraceError = error
+        except Exception as error:
+            report_fault(log, error, exchange.request_id)
+            refusal = InternalError(f"internal error; request {exchange.request_id}")
+        if exchange.started:
+            exchange.record.outcome = "error"
+        else:
+            await exchange.refuse(refusal)
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        route = self.routes.find(exchange.path)
+        if route is not None:
+            exchange.record.route = route.path
+        if self._key is not None and (route is None or not route.public):
+            self._key.check(exchange.values(b"authorization"))
+        if route is None:
+            raise not_found()
+        await route.handler(exchange.method)(exchange)
+
+    # Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _chat(self, exchange: Exchange) -> None:
+        served, request = await self._request(exchange, parse_chat)
+        answer = ChatAnswer(f"chatcmpl-{self._new_id()}", int(self._wall()), served.name, options=request.options)
+        await self._generate(
+            exchange, served, request.options, lambda: served.chat(request, self._rids), lambda job: answer
+        )
+
+    async def _completion(self, exchange: Exchange) -> None:
+        served, request = await self._request(exchange, parse_completion)
+        name, created = f"cmpl-{self._new_id()}", int(self._wall())
+        await self._generate(
+            exchange,
+            served,
+            request.options,
+            lambda: served.completion(request, self._rids),
+            lambda job: CompletionAnswer(name, created, served.name, options=request.options, echo=job.echo),
+        )
+
+    async def _request(self, exchange: Exchange, parse: Parse[R]) -> tuple[ServedModel, R]:
+        """Body → model and request. Raises whatever is wrong with them."""
+        body = await read_body(exchange, limit=self._body_limit)
+        exchange.timeline.body = self._clock()
+
+        def work() -> tuple[ServedModel, R]:
+            fields = read(body)
+            served = self._served(model_of(fields), exchange)
+            return served, parse(fields, n_vocab=served.engine.info.n_vocab, seed=self._seed)
+
+        if len(body) < LONG_BODY:
+            served, request = work()
+        else:
+            served, request = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        exchange.record.stream = request.options.stream
+        exchange.timeline.routed = self._clock()
+        return served, request
+
+    def _served(self, name: str, exchange: Exchange) -> ServedModel:
+        served = self.models.get(name)
+        if served is None:
+            exchange.record.model = OTHER
+            if not self.models:
+                raise EngineUnavailable("no model is loaded yet; try again shortly")
+            raise ModelNotFound(f"no such model; served here: {', '.join(sorted(self.models))}", param="model")
+        exchange.record.model = served.name
+        return served
+
+    async def _generate(
+        self,
+        exchange: Exchange,
+        served: ServedModel,
+        options: Options,
+        prepare: Callable[[], Awaitable[Job]],
+        answer_to: Callable[[Job], Answer],
+    ) -> None:
+        """From a valid request to the last byte of its answer. Leaves nothing behind, whatever happens."""
+        self._check_ready(served)
+        live = Live(served.engine, exchange.timeline, self._clock, max_pending=self._limits.max_pending_events)
+        self._live.add(live)
+        try:
+            live.watch(exchange.receive)
+            job = await prepare()
+            live.check()
+            live.submit(job)
+            answer = answer_to(job)
+            if options.stream:
+                await self._stream(Stream(exchange, live, answer, options, self._limits, self._clock))
+            else:
+                await answer_whole(exchange, live, answer, options, self._clock)
+        finally:
+            usage, record = live.usage(), exchange.record
+            record.prompt_tokens = usage.prompt_tokens
+            record.cached_tokens = usage.cached_tokens
+            record.completion_tokens = usage.completion_tokens
+            self._live.discard(live)
+            if self._draining and not self._live:
+                self._quiet.set()
+            await live.close()
+
+    async def _stream(self, stream: Stream) -> None:
+        self.metrics.open_streams += 1
+        try:
+            await stream.run(self.ticker)
+        finally:
+            self.metrics.open_streams -= 1
+
+    def _check_ready(self, served: ServedModel) -> None:
+        if self._draining:
+            raise Draining("the server is shutting down; try again shortly")
+        if not served.engine.ready:
+            raise EngineUnavailable("the model is not ready yet; try again shortly")
+
+    # Everything else ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _list_models(self, exchange: Exchange) -> None:
+        data = [_card(name, model) for name, model in self.models.items()]
+        await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
+
+    async def _show_model(self, exchange: Exchange) -> None:
+        served = self._served(exchange.path.removeprefix("/v1/models/"), exchange)
+        await exchange.answer(200, msgspec.json.encode(_card(served.name, served)))
+
+    async def _health(self, exchange: Exchange) -> None:
+        """The process is alive; whether it can answer is what readiness says."""
+        status = "draining" if self._draining else "ok"
+        await exchange.answer(200, msgspec.json.encode({"status": status, "version": __version__}))
+
+    async def _readiness(self, exchange: Exchange) -> None:
+        ready = [name for name, model in self.models.items() if model.engine.ready]
+        if self._draining:
+            raise Draining("the server is shutting down")
+        if not ready:
+            raise EngineUnavailable("no model is ready yet")
+        await exchange.answer(200, msgspec.json.encode({"status": "ready", "models": ready}))
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(200, self.metrics.render(), content_type=CONTENT_TYPE.encode())
+
+    async def _show_page(self, exchange: Exchange) -> None:
+        if self._page is None:
+            raise not_found()
+        await exchange.answer(
+            200, self._page.body, content_type=b"text/html; charset=utf-8", headers=self._page.headers
+        )
+
+
+def _card(name: str, model: ServedModel) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": model.engine.info.created, "owned_by": "headrace"}

@@ -1,0 +1,123 @@
+"""One HTTP request and its answer, on the raw ASGI interface.
+
+Rules: a status goes out at most once; whole answers carry their length; every answer carries the request id; a
+write to a client that is gone raises `ClientGone`, whatever the server underneath does with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from headrace.core.errors import BodyTooLarge, Draining, HeadraceError, MethodNotAllowed, ServiceError, Unauthorized
+from headrace.core.timeline import Timeline
+from headrace.observe.record import OTHER, Record, outcome_of
+from headrace.protocol.envelope import envelope
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+CLOSE = (b"connection", b"close")
+ABORT = "headrace.abort"
+"""ASGI extension of our own protocol class: a function that drops the connection with all that is not yet sent."""
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+SWALLOW_S = 2.0
+"""How long a client whose body was refused may go on sending before its connection is closed."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class ClientGone(Exception):
+    """The client left; there is nobody to answer."""
+
+
+class Exchange:
+    """What a handler gets. `new_id` makes a request id for clients that sent none, or none that may be repeated."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, first_byte: float, new_id: Callable[[], str]
+    ) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.receive = receive
+        self._send = send
+        self.abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        given = self.values(b"x-request-id")
+        valid = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
+        self.request_id = given[0].decode() if valid else new_id()
+        self.timeline = Timeline(first_byte)
+        method = self.method if self.method in METHODS else OTHER
+        self.record = Record(self.request_id, method, OTHER, self.timeline)
+        self.started = False
+
+    def values(self, name: bytes) -> list[bytes]:
+        """All values of a header; `name` in lower case."""
+        return [value for key, value in self.headers if key == name]
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the status line. Raises ClientGone."""
+        self.started = True
+        self.record.status = status
+        head = [(b"x-request-id", self.request_id.encode()), *headers]
+        await self._hand_over({"type": "http.response.start", "status": status, "headers": head})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        """Send a piece of the body; returns once the socket can take more. Raises ClientGone."""
+        await self._hand_over({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def answer(self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        """Send a whole answer. Raises ClientGone."""
+        await self.start(status, self._whole(body, content_type, headers))
+        await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def refuse(self, error: HeadraceError) -> None:
+        """Answer with an error's status and envelope. Raises ClientGone."""
+        self.record.outcome = outcome_of(error)
+        body = envelope(error)
+        await self.start(error.status, self._whole(body, JSON, _headers_of(error)))
+        if isinstance(error, BodyTooLarge):
+            # The connection closes with the last piece. Closing while the client still sends resets it, and the
+            # answer may be lost on its way: so hand over the answer, let the client come to an end, then close.
+            await self.write(body, more=True)
+            await self._swallow()
+            body = b""
+        await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def _swallow(self) -> None:
+        """Read and forget what is left of the request, for a little while."""
+        try:
+            async with asyncio.timeout(SWALLOW_S):
+                while (message := await self.receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+        except TimeoutError:
+            pass
+
+    def _whole(self, body: bytes, content_type: bytes, headers: Headers) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
+
+    async def _hand_over(self, message: Message) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientGone from error
+
+
+def _headers_of(error: HeadraceError) -> list[tuple[bytes, bytes]]:
+    """What an error's answer says besides its envelope."""
+    out: list[tuple[bytes, bytes]] = []
+    if isinstance(error, ServiceError) and error.retry_after is not None:
+        out.append((b"retry-after", b"%d" % error.retry_after))
+    if isinstance(error, MethodNotAllowed):
+        out.append((b"allow", ", ".join(error.allow).encode()))
+    if isinstance(error, Unauthorized):
+        out.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, BodyTooLarge | Draining):
+        out.append(CLOSE)
+    return out

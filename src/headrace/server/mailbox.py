@@ -1,0 +1,92 @@
+"""Where an engine leaves the events of one response until the response takes them.
+
+    engine ── put ──▶ [ event event … ] ── take ──▶ encode ── write ──▶ socket
+              pause ◀── over the limit          below a quarter ──▶ resume
+
+Rules: everything happens on the event loop's thread, so there are no locks. `take` gives all that is there: several
+events become one write. What was taken counts as held until `written`, so a reader that takes nothing bounds what
+is kept for it: the limit, plus what the engine had under way when it was paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headrace.core.events import Delta, Event
+
+
+class Mailbox:
+    """Bounded by `max_events` and by `max_text` characters; `pause` and `resume` act on whoever fills it."""
+
+    __slots__ = (
+        "_events", "_held_events", "_held_text", "_max_events", "_max_text", "_pause", "_paused", "_resume", "_text",
+        "_waiter", "_woken",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, max_events: int, max_text: int, pause: Callable[[], None], resume: Callable[[], None]
+    ) -> None:
+        self._events: list[Event] = []
+        self._text = 0
+        self._held_events = 0
+        self._held_text = 0
+        self._max_events = max_events
+        self._max_text = max_text
+        self._pause = pause
+        self._resume = resume
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def put(self, event: Event) -> None:
+        """The engine's sink."""
+        self._events.append(event)
+        if type(event) is Delta:
+            self._text += len(event.text)
+        if not self._paused and self._over():
+            self._paused = True
+            self._pause()
+        self.wake()
+
+    def take(self) -> list[Event]:
+        """All events since the last call, oldest first; held until `written`."""
+        events = self._events
+        if events:
+            self._events = []
+            self._held_events += len(events)
+            self._held_text += self._text
+            self._text = 0
+        return events
+
+    def written(self) -> None:
+        """What was taken has left for the socket."""
+        self._held_events = 0
+        self._held_text = 0
+        if self._paused and len(self._events) * 4 < self._max_events and self._text * 4 < self._max_text:
+            self._paused = False
+            self._resume()
+
+    def wake(self) -> None:
+        """Let `wait` return although there may be no event: something else wants to be seen."""
+        self._woken = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until an event or a `wake` since the last `wait`. For one waiter."""
+        if not self._woken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._woken = False
+
+    def _over(self) -> bool:
+        return len(self._events) + self._held_events > self._max_events or self._text + self._held_text > self._max_text

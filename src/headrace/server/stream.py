@@ -1,0 +1,220 @@
+"""A response that is written while it is made: an event stream.
+
+The life of a stream:
+
+    submit ─▶ queued: nothing is sent ─▶ admitted ─▶ first text, end or failure ─▶ head + body ─▶ … ─▶ end
+                                             └─ header_hold_s without text ─▶ head, comments ─┘
+
+Rules: the head is held until the first text, so that its status is honest and its `Server-Timing` complete; while
+the request is queued nothing at all is sent. All events that are there when a write begins go out in that one
+write. A stream that was begun ends exactly once: with `[DONE]`, or with one error event. Time comes from the clock
+and from `tick`, never from timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.clock import Clock
+from headrace.core.errors import InternalError
+from headrace.core.events import Admitted, Delta, Event, Finished
+from headrace.core.request import Options
+from headrace.observe.fault import report_fault
+from headrace.observe.record import outcome_of
+from headrace.protocol.answer import Answer
+from headrace.protocol.envelope import error_event
+from headrace.protocol.sse import COMMENT
+from headrace.server.exchange import ClientGone, Exchange
+from headrace.server.live import MAX_PENDING_EVENTS, Live
+from headrace.server.ticker import Ticker
+
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """What one stream may cost its reader and us."""
+
+    header_hold_s: float = 1.0
+    """From admission: how long the head waits for the first text."""
+    heartbeat_s: float = 15.0
+    """A begun stream is never silent for longer."""
+    write_timeout_s: float = 60.0
+    """A reader that takes nothing for this long is dropped."""
+    max_pending_events: int = MAX_PENDING_EVENTS
+    """Unsent events from which on the sequence is paused."""
+
+
+class Stream:
+    """One event stream. `run` writes it; the ticker says when the head or a heartbeat is due and drops dead readers."""
+
+    def __init__(
+        self, exchange: Exchange, live: Live, answer: Answer, options: Options, limits: StreamLimits, clock: Clock
+    ) -> None:
+        self._exchange = exchange
+        self._live = live
+        self._answer = answer
+        self._options = options
+        self._limits = limits
+        self._clock = clock
+        self._early = 0.0
+        """A tick's distance: what would be overdue at the next tick is due now."""
+        self._out: list[bytes] = []
+        """Encoded, not yet written."""
+        self._text = False
+        """Some of it is text."""
+        self._admitted: float | None = None
+        self._head_due = False
+        self._beat_due = False
+        self._writing: float | None = None
+        """Since when the running write waits for its reader."""
+        self._last_write = 0.0
+        self._last_text: float | None = None
+        self._dropped = False
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, ticker: Ticker) -> None:
+        """Write the stream to its end. Raises ClientGone; what fails before the head went out is raised as it is."""
+        self._task = asyncio.current_task()
+        self._early = ticker.interval
+        ticker.add(self)
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            if not self._dropped or self._task is None:
+                raise
+            self._task.uncancel()
+            raise ClientGone from None
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not self._exchange.started:
+                raise
+            report_fault(log, error, self._exchange.request_id)
+            await self._break_off(InternalError(f"internal error; request {self._exchange.request_id}"))
+        finally:
+            ticker.remove(self)
+
+    def tick(self, now: float) -> None:
+        """See what is due at `now`: the head, a heartbeat, or the end of our patience."""
+        limits = self._limits
+        if self._writing is not None:
+            if now - self._writing >= limits.write_timeout_s:
+                self._drop()
+        elif not self._exchange.started:
+            if self._admitted is not None and now + self._early >= self._admitted + limits.header_hold_s:
+                self._head_due = True
+                self._live.mailbox.wake()
+        elif now + self._early >= self._last_write + limits.heartbeat_s:
+            self._beat_due = True
+            self._live.mailbox.wake()
+
+    async def _run(self) -> None:
+        live, exchange = self._live, self._exchange
+        while True:
+            self._encode(live.mailbox.take())
+            if live.gone:
+                raise ClientGone
+            if live.failure is not None:
+                if not exchange.started:
+                    raise live.failure
+                await self._break_off(live.failure)
+                return
+            over = live.remaining == 0
+            if over:
+                self._out.append(self._answer.end(live.usage() if self._options.include_usage else None))
+            if self._due(over):
+                await self._write(more=not over)
+                if over:
+                    return
+            else:
+                if not self._out:
+                    live.mailbox.written()  # events that gave nothing to write must not count as unread
+                await live.mailbox.wait()
+
+    def _encode(self, events: list[Event]) -> None:
+        """Events → bytes in `_out`."""
+        live, answer, out = self._live, self._answer, self._out
+        for event in events:
+            index = live.book(event)
+            if isinstance(event, Delta):
+                if chunk := answer.delta(index, event):
+                    out.append(chunk)
+                self._text = self._text or bool(event.text)
+            elif isinstance(event, Finished):
+                report = None
+                if self._options.timings and live.remaining == 0:
+                    self._stamp()
+                    report = live.timeline.report()
+                out.append(answer.finish(index, event.reason, report))
+            elif isinstance(event, Admitted) and self._admitted is None:
+                self._admitted = self._clock()
+
+    def _due(self, over: bool) -> bool:
+        """Whether to write now; adds the comment that a silent stream needs."""
+        if over:
+            return True
+        if self._exchange.started:
+            if self._beat_due and not self._out:
+                self._out.append(COMMENT)
+            return bool(self._out)
+        if self._head_due:
+            # Some proxies keep a head back until a body follows.
+            self._out.append(COMMENT)
+            return True
+        return self._text
+
+    async def _write(self, *, more: bool) -> None:
+        """All of `_out` in one piece, after the head if that is still to be sent."""
+        self._stamp()
+        now = self._clock()
+        if self._text:
+            if self._last_text is not None:
+                self._exchange.record.gaps.append(now - self._last_text)
+            self._last_text = now
+            self._text = False
+        body = b"".join(self._out)
+        self._out.clear()
+        self._writing = now
+        if not self._exchange.started:
+            timing = (b"server-timing", self._live.timeline.server_timing().encode())
+            await self._exchange.start(200, (*STREAM_HEADERS, timing))
+        await self._exchange.write(body, more=more)
+        self._writing = None
+        self._last_write = now
+        self._beat_due = False
+        self._live.mailbox.written()
+
+    async def _break_off(self, error: Any) -> None:
+        """End a begun stream with one error event; what was encoded before goes first."""
+        self._exchange.record.outcome = outcome_of(error)
+        self._out.append(error_event(error))
+        await self._write(more=False)
+
+    def _stamp(self) -> None:
+        """The first text is about to be handed to the socket."""
+        timeline = self._live.timeline
+        if self._text and timeline.delivered is None:
+            timeline.delivered = self._clock()
+
+    def _drop(self) -> None:
+        """The reader takes nothing: give up on it."""
+        if self._dropped:
+            return
+        self._dropped = True
+        log.warning("request %s: the reader took nothing for %g s and was dropped",
+                    self._exchange.request_id, self._limits.write_timeout_s)  # fmt: skip
+        self._live.leave()
+        if self._exchange.abort is not None:
+            self._exchange.abort()  # the connection is lost, so the write that hangs returns
+        elif self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,92 @@
+"""A server under test: started here, on loopback, and ended here, by its own process id."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+READY_S = 120.0
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class NotReady(Exception):
+    """The server did not come up; the message ends with the last of its log."""
+
+
+class Server:
+    """`command` with a log file, ready once GET `ready` answers 200."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        url: str,
+        ready: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.command = list(command)
+        self.url = url
+        self._ready = ready
+        self._log = log
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Server:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self._env)
+        end = time.monotonic() + READY_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                tail = self._log.read_text(errors="replace")[-400:]
+                self.__exit__(None, None, None)
+                raise NotReady(f"{self.name} did not become ready: {tail}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + self._ready, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def pids(self) -> list[int]:
+        """The process and its children, as of now."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [pid, *map(int, children)]
+
+    def rss(self) -> int:
+        """Resident bytes of the server process itself, without its engine's."""
+        assert self._process is not None
+        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+
+    def cpu(self) -> float:
+        """CPU seconds of the process and its children so far."""
+        total = 0
+        for pid in self.pids():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total / _TICK

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core import errors
+from headrace.core.errors import HeadraceError, MethodNotAllowed, Overloaded, RequestError, ServiceError
+
+TABLE = [
+    ("InvalidRequest", 400, "invalid_request_error", None),
+    ("ContextExceeded", 400, "invalid_request_error", "context_length_exceeded"),
+    ("Unauthorized", 401, "authentication_error", "invalid_api_key"),
+    ("ModelNotFound", 404, "invalid_request_error", "model_not_found"),
+    ("RouteNotFound", 404, "invalid_request_error", "not_found"),
+    ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
+    ("BodyTooLarge", 413, "invalid_request_error", "body_too_large"),
+    ("Overloaded", 503, "server_error", "overloaded"),
+    ("EngineUnavailable", 503, "server_error", "engine_unavailable"),
+    ("Draining", 503, "server_error", "draining"),
+    ("EngineFailed", 500, "engine_error", "engine_failed"),
+    ("InternalError", 500, "server_error", "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("name", "status", "type_", "code"), TABLE)
+def test_what_the_caller_sees(name: str, status: int, type_: str, code: str | None) -> None:
+    kind = getattr(errors, name)
+    assert (kind.status, kind.type, kind.code) == (status, type_, code)
+    assert issubclass(kind, RequestError if status < 500 else HeadraceError)
+    assert issubclass(kind, ServiceError) == (status >= 500 and name != "InternalError")
+
+
+def test_the_table_is_complete() -> None:
+    def leaves(kind: type[HeadraceError]) -> set[str]:
+        below = kind.__subclasses__()
+        return set().union(*map(leaves, below)) if below else {kind.__name__}
+
+    assert leaves(HeadraceError) == {row[0] for row in TABLE} | {"StartupError"}
+
+
+def test_codes_tell_errors_apart() -> None:
+    codes = [row[3] for row in TABLE if row[3]]
+    assert len(codes) == len(set(codes))
+
+
+def test_message_and_field() -> None:
+    error = errors.InvalidRequest("n is 0; give 1 to 16", param="n")
+    assert (str(error), error.message, error.param) == ("n is 0; give 1 to 16", "n is 0; give 1 to 16", "n")
+    assert errors.StartupError("no").param is None
+
+
+def test_methods_that_would_do() -> None:
+    assert MethodNotAllowed("PUT is not for this path", allow=("GET", "HEAD")).allow == ("GET", "HEAD")
+
+
+def test_when_to_try_again() -> None:
+    assert Overloaded("full").retry_after == 1
+    assert Overloaded("full", retry_after=7).retry_after == 7
+    assert Overloaded("full", retry_after=0).retry_after == 0
+    assert Overloaded.retry_after == 1, "one error's wait is its own"
+    assert errors.EngineFailed("broke").retry_after is None

@@ -1,0 +1,253 @@
+"""The scheduler with its books and a scripted engine, stepped by hand; every book is compared with a naive one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.plan import Copy
+from headrace.core.request import Generation, Sampling
+from headrace.core.scheduler import Limits, Plan, Scheduler
+from headrace.core.sequence import Sequence as Seq
+from headrace.engines.base import StepAborted, StepFailed
+from headrace.testing import ManualClock, Script, ScriptedEngine
+from naive import CheckedIndex, CheckedPool
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Transcript:
+    """Takes events and refuses any that break the order of `core.events`."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Generation] = {}
+        self.over: dict[int, str] = {}
+        """rid → "finished", "failed" or "cancelled"."""
+        self.cached: dict[tuple[int, int], int] = {}
+        self.texts: dict[tuple[int, int], str] = {}
+        self.deltas: dict[tuple[int, int], list[Delta]] = {}
+        self.ends: dict[tuple[int, int], Finished] = {}
+
+    def ask(self, generation: Generation) -> None:
+        self.asked[generation.rid] = generation
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            generation = self.asked[event.rid]
+            assert event.rid not in self.over, f"{event} after the end"
+            if isinstance(event, Failed):
+                self.over[event.rid] = "failed"
+                continue
+            key = event.rid, event.index
+            assert 0 <= event.index < generation.n
+            assert key not in self.ends, f"{event} after Finished"
+            match event:
+                case Admitted():
+                    assert key not in self.cached, "admitted twice"
+                    assert 0 <= event.cached < len(generation.prompt)
+                    self.cached[key] = event.cached
+                case Delta():
+                    assert key in self.cached, "a delta before Admitted"
+                    assert event.text or event.logprobs
+                    said = self.deltas.setdefault(key, [])
+                    first = bool(event.text) and not self.texts.get(key)
+                    assert (event.marks is not None) == first, "marks belong to the first text"
+                    said.append(event)
+                    self.texts[key] = self.texts.get(key, "") + event.text
+                case Finished():
+                    assert key in self.cached
+                    assert sum(d.tokens for d in self.deltas.get(key, ())) <= event.completion_tokens
+                    assert 1 <= event.completion_tokens <= generation.max_tokens
+                    self.ends[key] = event
+                    if all((event.rid, i) in self.ends for i in range(generation.n)):
+                        self.over[event.rid] = "finished"
+
+    def text(self, rid: int, index: int = 0) -> str:
+        return self.texts.get((rid, index), "")
+
+
+class Rig:
+    """Submit, cancel, pause; `step` does what the stepper does, then `check` compares all books."""
+
+    def __init__(
+        self,
+        script: Script | Callable[[Sequence[int]], Script],
+        limits: Limits | None = None,
+        *,
+        cells: int = 4096,
+        slots: int = 16,
+        bursts: bool = False,
+        clock: ManualClock | None = None,
+        wait: Callable[[float], bool] | None = None,
+        step_s: float = 0.0,
+        prefill_s: float = 0.0,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.clock = clock or ManualClock()
+        self.engine = ScriptedEngine(
+            script,
+            step_s=step_s,
+            prefill_s=prefill_s,
+            clock=self.clock,
+            wait=wait,
+            cells=cells,
+            n_ctx=cells,
+            slots=slots,
+            batch=self.limits.max_batch,
+        )
+        self.index = CheckedIndex()
+        self.pool = CheckedPool(cells=cells, slots=slots)
+        self.scheduler = Scheduler(
+            self.limits,
+            index=self.index,
+            pool=self.pool,
+            piece=self.engine.piece,
+            eog=frozenset(self.engine.info.eog),
+        )
+        self.transcript = Transcript()
+        self.bursts = bursts
+        """A burst may need more cells than the plan can know."""
+        self.steps = 0
+        self._rids = count(1)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        n: int = 1,
+        stop: tuple[str, ...] = (),
+        sampling: Sampling = GREEDY,
+        cache: bool = True,
+    ) -> int:
+        rid = next(self._rids)
+        generation = Generation(rid, list(prompt), max_tokens, n, stop, sampling, cache)
+        self.transcript.ask(generation)
+        self.scheduler.submit(generation, self.clock())
+        return rid
+
+    def cancel(self, rid: int) -> None:
+        self.scheduler.cancel(rid)
+        if rid in self.transcript.asked:
+            self.transcript.over.setdefault(rid, "cancelled")
+        self._carry_out()
+        self.check()
+
+    def pause(self, rid: int, paused: bool = True) -> None:
+        self.scheduler.pause(rid, paused)
+
+    def step(self, trouble: type[StepAborted | StepFailed] | None = None) -> Plan | None:
+        """One plan from beginning to end; None when there was nothing to do."""
+        scheduler = self.scheduler
+        plan = scheduler.plan(self.clock())
+        assert scheduler.plan(self.clock()) == plan, "plan only reads"
+        if plan is None:
+            self._carry_out()
+            self.check()
+            return None
+        decodes = {s: s.drawn for s in scheduler.running if s.decoding and not s.paused}
+        frozen = {s: s.drawn for s in (*scheduler.running, *scheduler.waiting) if s.paused}
+        self.transcript.take(scheduler.begin(plan, self.clock()))
+        self._carry_out()
+        self.check()
+        self._check_plan(plan, decodes)
+        if not plan.shares:
+            return plan
+        chunks = scheduler.chunks(plan)
+        restored = self.clock()
+        try:
+            if trouble is StepFailed:
+                for chunk in chunks:
+                    self.engine.slots.setdefault(chunk.slot, []).extend([-1] * 3)
+            if trouble is not None:
+                raise trouble
+            result = self.engine.step(chunks)
+        except StepAborted:
+            pass
+        except StepFailed:
+            failed = scheduler.fail(plan, "no")
+            assert {e.rid for e in failed} == {share.sequence.generation.rid for share in plan.shares}
+            self.transcript.take(failed)
+        else:
+            self.steps += 1
+            self.transcript.take(scheduler.apply(plan, result, restored, self.clock()))
+            for sequence, drawn in decodes.items():
+                assert sequence.drawn > drawn, f"{sequence} was not decoded"
+        self._carry_out()
+        self.check()
+        for sequence, drawn in frozen.items():
+            assert sequence.drawn == drawn, f"{sequence} is paused"
+        return plan
+
+    def run(self, most: int = 10_000) -> int:
+        """Step until there is nothing to do; how many plans that took."""
+        for n in range(most):
+            if self.step() is None:
+                return n
+        raise AssertionError(f"not idle after {most} steps: {self.scheduler!r}")
+
+    def _carry_out(self) -> None:
+        for op in self.scheduler.take_ops():
+            if isinstance(op, Copy):
+                self.engine.copy(op.source, op.target, op.length)
+            else:
+                self.engine.trim(op.slot, op.length)
+
+    def _check_plan(self, plan: Plan, decodes: dict[Seq, int]) -> None:
+        """After `begin`: budgets kept, room made."""
+        limits = self.limits
+        assert len(self.scheduler.running) <= limits.max_running
+        assert len({share.sequence for share in plan.shares}) == len(plan.shares)
+        if not plan.shares:
+            assert plan.preempted, "an empty step"
+            return
+        assert set(decodes) - set(plan.preempted) <= {share.sequence for share in plan.shares if share.count == 1}
+        prompts = sum(share.count for share in plan.shares if share.sequence not in decodes)
+        assert prompts <= (limits.prefill_chunk_busy if decodes else limits.prefill_chunk)
+        assert plan.tokens <= limits.max_batch
+        assert all(0 < share.count <= share.sequence.pending for share in plan.shares)
+        prefilling = [s for s in self.scheduler.running if not s.paused and s not in decodes]
+        assert not prefilling or prefilling[0] in {share.sequence for share in plan.shares}, "the first prompt goes on"
+        if not self.bursts:
+            assert plan.tokens <= self.pool.free, f"a step of {plan.tokens} tokens; {self.pool.real!r}"
+
+    def check(self) -> None:
+        """What the scheduler believes, what its books say and what the engine holds are the same."""
+        scheduler, engine = self.scheduler, self.engine
+        believed: dict[int, list[int]] = {}
+        for sequence in scheduler.running:
+            assert sequence.slot is not None
+            believed[sequence.slot] = sequence.tokens[: sequence.computed]
+            if sequence.generation.cache:
+                assert self.index.naive.slots.get(sequence.slot, []) == believed[sequence.slot]
+            else:
+                assert sequence.slot not in self.index.naive.slots
+        assert len(believed) == len(scheduler.running), "two sequences in one slot"
+        assert self.pool.naive.running == set(believed)
+        for slot in self.pool.naive.slots.keys() - believed.keys():
+            believed[slot] = self.index.naive.slots[slot]
+        assert {slot: len(tokens) for slot, tokens in believed.items()} == {
+            slot: len(cells) for slot, cells in self.pool.naive.slots.items()
+        }
+        assert self.index.naive.slots.keys() <= believed.keys()
+        assert {slot: tokens for slot, tokens in engine.slots.items() if tokens} == {
+            slot: tokens for slot, tokens in believed.items() if tokens
+        }
+        assert self.pool.idle <= self.limits.idle_cells
+        assert all(s.slot is None and s.computed == 0 for s in scheduler.waiting)
+        live = {s.generation.rid for s in (*scheduler.running, *scheduler.waiting)}
+        assert live == scheduler.rids() == self.transcript.asked.keys() - self.transcript.over.keys()
+
+    def check_empty(self) -> None:
+        """Nothing runs; what is left is cached, and can all be given up."""
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert self.pool.held == 0
+        self.limits = self.scheduler.limits = replace(self.limits, idle_cells=0)
+        rid = self.submit([1], 1, cache=False)
+        self.run()
+        assert self.transcript.over[rid] == "finished"
+        assert (self.pool.used, self.pool.held, self.pool.slots_free) == (0, 0, self.engine.n_slots)
+        assert not any(self.engine.slots.values())

@@ -1,0 +1,280 @@
+"""Streams over the whole application, in memory: the wire and time by hand. How they end: test_stream_ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.events import Delta, Marks, TokenLogprob
+from headrace.server.stream import StreamLimits
+from server.asgi_driver import Client, on_loop, settle
+from server.hand_engine import HandEngine, Hands, clean, server
+
+COMMENT = b": hb\n\n"
+MARKS = Marks(0, 0, 0, 0, 0)
+
+
+# The wire ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_stream_from_end_to_end() -> None:
+    engine = HandEngine()
+    app = server(engine)
+    async with Client(app).chat(stream=True, stream_options={"include_usage": True}) as call:
+        assert call.sent == [], "nothing before the first text"
+        engine.admit(4)
+        await settle()
+        assert call.sent == []
+        engine.say("Hel")
+        await settle()
+        assert len(call.sent) == 2
+        assert call.status == 200
+        engine.say("lo")
+        await settle()
+        engine.finish("stop", 3)
+        await call.task
+        assert [message["more_body"] for message in call.sent[1:]] == [True, True, False]
+        *chunks, usage, done = call.events()
+        assert done == "[DONE]"
+        assert {chunk["id"] for chunk in [*chunks, usage]} == {"chatcmpl-id2"}
+        assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+            {"role": "assistant", "content": "Hel"}, {"content": "lo"}, {},
+        ]  # fmt: skip
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
+        assert usage["choices"] == []
+        assert usage["usage"]["completion_tokens"] == 3
+        assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+        assert usage["usage"]["prompt_tokens"] == len(engine.generations[0].prompt)
+    clean(app, engine)
+
+
+@on_loop
+async def test_the_head_of_a_stream() -> None:
+    engine = HandEngine()
+    async with Client(server(engine), headers=[(b"accept-encoding", b"gzip, br")]).chat(stream=True) as call:
+        engine.say("a", marks=MARKS)
+        await settle()
+        headers = call.headers
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-cache, no-transform"
+        assert headers["x-accel-buffering"] == "no"
+        assert headers["x-request-id"] == "id1"
+        assert headers["server-timing"].endswith("ttft;dur=0.00")
+        assert not {"content-length", "content-encoding", "connection", "transfer-encoding"} & set(headers)
+
+
+@on_loop
+async def test_events_that_are_there_together_are_one_write() -> None:
+    engine = HandEngine()
+    async with Client(server(engine)).chat(stream=True) as call:
+        engine.admit()
+        for text in ("a", "b", "c"):
+            engine.say(text)
+        await settle()
+        assert len(call.writes) == 1
+        assert call.content() == "abc"
+        engine.say("d")
+        engine.finish()
+        await call.task
+        assert len(call.writes) == 2
+        assert call.body.endswith(b"data: [DONE]\n\n")
+        assert call.body.count(b"[DONE]") == 1
+
+
+@on_loop
+async def test_choices_and_prompts_are_interleaved_by_index() -> None:
+    engine = HandEngine()
+    async with Client(server(engine)).complete(
+        prompt=["p", "q"], n=2, stream=True, stream_options={"include_usage": True}
+    ) as call:
+        first, second = (generation.rid for generation in engine.generations)
+        for rid, index, text in ((second, 1, "D"), (first, 0, "A"), (second, 0, "C"), (first, 1, "B")):
+            engine.admit(1, rid=rid, index=index)
+            engine.say(text, rid=rid, index=index)
+            await settle()
+        for rid in (first, second):
+            for index in (1, 0):
+                engine.finish("length", 2, rid=rid, index=index)
+        await call.task
+        assert [call.content(index) for index in range(4)] == ["A", "B", "C", "D"]
+        events = call.events()
+        assert sum(bool(event["choices"] and event["choices"][0]["finish_reason"]) for event in events[:-1]) == 4
+        usage = events[-2]["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 8)
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2
+
+
+@on_loop
+async def test_echo_without_an_answer() -> None:
+    engine = HandEngine()
+    async with Client(server(engine)).complete(prompt="abc", echo=True, max_tokens=0, stream=True) as call:
+        await call.task
+        assert engine.generations == []
+        assert call.content() == "abc"
+        assert call.events()[-2]["choices"][0]["finish_reason"] == "length"
+
+
+# The timeline ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_the_stages_add_up_to_the_time_to_first_text() -> None:
+    engine, clock = HandEngine(clock_offset=1000.0), Hands(step=0.0007)
+    async with Client(server(engine, clock=clock)).chat(stream=True, headrace={"timings": True}) as call:
+        start = clock.now - 1000.0
+        engine.admit(2)
+        await settle()
+        engine.say("a", marks=Marks(start + 0.01, start + 0.02, start + 0.05, start + 0.25, start + 0.27))
+        clock.now += 0.3
+        await settle()
+        engine.finish()
+        await call.task
+        timeline = call.events()[-2]["headrace"]["timeline"]
+        stages = ["receive", "route", "tokenize", "queue", "restore", "prefill", "sample", "deliver"]
+        assert list(timeline) == [*stages, "ttft", "cached_tokens"]
+        assert abs(sum(timeline[stage] for stage in stages) - timeline["ttft"]) < 1.0
+        assert all(timeline[stage] > 0 for stage in stages)
+        assert timeline["prefill"] == pytest.approx(200, abs=0.01)
+        assert timeline["cached_tokens"] == 2
+        header = dict(part.split(";dur=") for part in call.headers["server-timing"].split(", "))
+        assert list(header) == [*stages, "ttft"]
+        assert abs(sum(float(header[stage]) for stage in stages) - float(header["ttft"])) < 1.0
+        assert float(header["ttft"]) == pytest.approx(timeline["ttft"], abs=0.01)
+
+
+@on_loop
+async def test_an_answer_in_one_flush_has_a_whole_timeline_too() -> None:
+    engine, clock = HandEngine(), Hands(step=0.001)
+    async with Client(server(engine, clock=clock)).chat(stream=True, headrace={"timings": True}) as call:
+        engine.say("a", marks=Marks(100.01, 100.01, 100.01, 100.01, 100.01))
+        engine.finish()
+        await call.task
+        assert len(call.writes) == 1
+        assert call.events()[-2]["headrace"]["timeline"]["ttft"] > 0
+
+
+@on_loop
+async def test_the_timeline_is_only_for_who_asks() -> None:
+    engine = HandEngine()
+    async with Client(server(engine)).chat(stream=True) as call:
+        engine.say("a")
+        engine.finish()
+        await call.task
+        assert b"timeline" not in call.body
+
+
+@on_loop
+async def test_gaps_between_writes_of_text_are_kept() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock)
+    async with Client(app).chat(stream=True) as call:
+        for gap in (0.0, 0.02, 0.05):
+            clock.now += gap
+            engine.say("a")
+            await settle()
+        clock.now += 9.0
+        engine.finish()
+        await call.task
+    text = app.metrics.render().decode()
+    assert "headrace_inter_token_seconds_count 2.0" in text
+    assert float(text.split("headrace_inter_token_seconds_sum ")[1].split()[0]) == pytest.approx(0.07)
+
+
+# Silence ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_nothing_is_sent_while_the_request_is_queued() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock)
+    async with Client(app).chat(stream=True) as call:
+        app.ticker.tick(clock.now + 29.0)
+        await settle()
+        assert call.sent == []
+
+
+@on_loop
+async def test_a_held_head_goes_out_before_its_time_is_over() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock)
+    async with Client(app).chat(stream=True) as call:
+        clock.now += 5.0
+        engine.admit()
+        await settle()
+        for after, sent in ((0.25, 0), (0.5, 0), (0.74, 0), (0.76, 2)):
+            app.ticker.tick(clock.now + after)
+            await settle()
+            assert len(call.sent) == sent, after
+        assert call.status == 200
+        assert call.body == COMMENT
+        assert "ttft" not in call.headers["server-timing"]
+        engine.say("a")
+        await settle()
+        assert call.content() == "a"
+
+
+@on_loop
+async def test_a_hold_of_zero_means_at_the_first_tick() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(header_hold_s=0.0))
+    async with Client(app).chat(stream=True) as call:
+        engine.admit()
+        await settle()
+        app.ticker.tick(clock.now)
+        await settle()
+        assert call.status == 200
+
+
+@on_loop
+async def test_tokens_without_text_are_held_with_the_head() -> None:
+    engine = HandEngine()
+    async with Client(server(engine)).chat(stream=True, logprobs=True) as call:
+        engine.admit()
+        engine.emit(Delta(engine.rid, 0, "", 1, (TokenLogprob(1, b"\xf0\x9f", -0.5),)))
+        await settle()
+        assert call.sent == []
+        engine.emit(Delta(engine.rid, 0, "x", 1, (TokenLogprob(2, b"x", -0.25),)))
+        engine.finish("stop", 2)
+        await call.task
+        tokens = [
+            entry["logprob"]
+            for event in call.events()[:-1]
+            for entry in (event["choices"][0].get("logprobs") or {}).get("content") or ()
+        ]
+        assert tokens == [-0.5, -0.25]
+
+
+@on_loop
+async def test_a_silent_stream_is_kept_alive() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(heartbeat_s=3.0))
+    async with Client(app).chat(stream=True) as call:
+        engine.say("a")
+        await settle()
+        beats = []
+        for _ in range(40):
+            clock.now += 0.25
+            app.ticker.tick(clock.now)
+            await settle()
+            beats.append(call.body.count(COMMENT))
+        assert beats[10] == 1, "due before three seconds of silence are over"
+        assert beats[-1] == 3
+        engine.say("b")
+        engine.finish()
+        await call.task
+        assert call.content() == "ab"
+        assert b"id:" not in call.body
+
+
+@on_loop
+async def test_a_stream_that_speaks_needs_no_heartbeat() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(heartbeat_s=3.0))
+    async with Client(app).chat(stream=True) as call:
+        for _ in range(40):
+            clock.now += 0.25
+            engine.say("a")
+            await settle()
+            app.ticker.tick(clock.now)
+            await settle()
+        assert COMMENT not in call.body
