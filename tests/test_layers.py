@@ -32,7 +32,8 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = ("core/", "protocol/", "kv/")
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "logging"}
 NATIVE = {"ctypes", "llama_cpp"}
-NATIVE_FILES = ("engines/llama_lib.py", "engines/llama.py", "engines/vocab.py")
+# The last one makes a system call that the standard library does not offer.
+NATIVE_FILES = ("engines/llama_lib.py", "engines/llama.py", "engines/vocab.py", "server/slice.py")
 OUTPUT = {"click", "rich"}
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv"}
 

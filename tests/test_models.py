@@ -10,7 +10,7 @@ import pytest
 
 from headrace import models
 from headrace.core.errors import StartupError
-from headrace.models import Package, Store, alias_of, check_gguf
+from headrace.models import Package, Store, alias_of, check_gguf, script_rate
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(64)
 TINY = Package(
@@ -257,3 +257,14 @@ def test_the_name_for_clients() -> None:
     assert alias_of("tiny") == "tiny"
     assert alias_of("hf:org/repo/sub/Some-7B.Q4_0.gguf") == "Some-7B.Q4_0"
     assert alias_of("/models/Some-7B.Q4_0.gguf") == "Some-7B.Q4_0"
+
+
+@pytest.mark.parametrize(("name", "rate"), [("scripted:30", 30.0), ("scripted:0.5", 0.5), ("smollm2-135m", None)])
+def test_a_scripted_name_carries_its_rate(name: str, rate: float | None) -> None:
+    assert script_rate(name) == rate
+
+
+@pytest.mark.parametrize("name", ["scripted:", "scripted:fast", "scripted:0", "scripted:-3", "scripted:nan"])
+def test_a_bad_rate_is_one_line(name: str) -> None:
+    with pytest.raises(StartupError, match=r"0\.01 to 100000"):
+        script_rate(name)

@@ -19,11 +19,13 @@ import msgspec
 from headrace.config import Config
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
+from headrace.core.tokenizer import Tokenizer
 from headrace.engines.base import StreamEngine
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build
+from headrace.models import script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, PieceEncoder
@@ -31,10 +33,15 @@ from headrace.server import launch
 from headrace.server.app import App
 from headrace.server.model import ServedModel
 from headrace.server.page import load_page
+from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
+from headrace.testing import ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
+
+SCRIPT_CONTEXT = 4096
+"""Tokens that a sequence of a scripted model may hold."""
 
 BATCH_STEP = 64
 """Batches are made a multiple of this: llama.cpp's attention on a CPU works in tiles of 64 rows."""
@@ -48,6 +55,8 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
     server = config.server
+    if server.slice_us:
+        shorten(server.slice_us)
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
     engines: dict[str, StreamEngine] = {}
     models: dict[str, ServedModel] = {}
@@ -70,6 +79,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
             heartbeat_s=server.heartbeat_s,
             write_timeout_s=server.write_timeout_s,
             max_pending_events=server.max_pending_events,
+            queue_timeout_s=config.engine.queue_timeout_s,
         ),
     )
     host, port = sock.getsockname()[:2]
@@ -102,6 +112,14 @@ def make_blueprint(config: Config) -> Blueprint:
     """How the worker makes its engine."""
     e = config.engine
     limits = make_limits(config)
+    rate = script_rate(config.model.path)
+    if rate is not None:
+        script = {"name": config.model.alias, "step_s": 1.0 / rate, "n_ctx": e.context or SCRIPT_CONTEXT}
+        return Blueprint(
+            "headrace.testing:counting_worker",
+            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.max_batch},
+            msgspec.to_builtins(limits),
+        )
     cores = len(os.sched_getaffinity(0))
     path = Path(config.model.path)
     settings: dict[str, Any] = {
@@ -132,7 +150,8 @@ def make_engine(config: Config) -> StreamEngine:
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     """A started engine with its tokenizer and template. Raises StartupError."""
     info = engine.info
-    vocabulary = Vocabulary.open(Path(config.model.path))
+    scripted = script_rate(config.model.path) is not None
+    vocabulary: Tokenizer = ScriptedTokenizer() if scripted else Vocabulary.open(Path(config.model.path))
     try:
         template = ChatTemplate(
             info.chat_template or DEFAULT_TEMPLATE,

@@ -96,6 +96,9 @@ class Server:
         "A reader that takes nothing for this long is disconnected.")
     drain_s: float = _row(30.0, "s", low=0, high=3600, help=
         "How long running answers may take to finish after SIGTERM or Ctrl-C.")
+    slice_us: int = _row(100, "µs", low=0, high=100_000, help=
+        "Time slice to ask the kernel for (Linux 6.12 or later): the shorter, the sooner the server runs when a token "
+        "is there, at the same share of the CPU. 0 asks for none; from 100 up it is granted.")
     max_pending_events: int = _row(256, "events", low=2, high=65536, help=
         "Events kept for one slow reader before its sequence is paused.")
 
@@ -105,7 +108,8 @@ class Model:
     """What is served."""
 
     path: str = _row("smollm2-135m", "", help=
-        "A name that `headrace pull` knows, `hf:ORG/REPO/FILE.gguf`, or the path of a GGUF file.")
+        "A name that `headrace pull` knows, `hf:ORG/REPO/FILE.gguf`, or the path of a GGUF file. `scripted:RATE` "
+        "computes nothing and writes numbers at so many tokens per second: for testing what stands before the server.")
     alias: str = _row("", "", help="The name clients use; empty derives it from `model.path`.")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ Hub = Callable[[str, str, bool], Path]
 Progress = Callable[[str, int, int], None]
 """(what is being done, bytes done, bytes in all)"""
 
+SCRIPTED = "scripted:"
 BLOCK = 2**20
 ABANDONED_S = 24 * 3600
 """A partial download older than this belongs to nobody."""
@@ -82,8 +84,26 @@ def silent(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
+def script_rate(name: str) -> float | None:
+    """Tokens per second and stream of a `scripted:RATE` name, None for any other. Raises StartupError for a bad rate.
+
+    A scripted model computes nothing and writes numbers: for testing proxies, pages and load generators.
+    """
+    if not name.startswith(SCRIPTED):
+        return None
+    try:
+        rate = float(name.removeprefix(SCRIPTED))
+    except ValueError:
+        rate = math.nan
+    if not 0.01 <= rate <= 100_000:
+        raise StartupError(f"{name}: should read {SCRIPTED}RATE, 0.01 to 100000 tokens per second, e.g. {SCRIPTED}30")
+    return rate
+
+
 def alias_of(name: str) -> str:
     """The name clients use for a model when none is set: the catalogue's, or the file's without its ending."""
+    if name.startswith(SCRIPTED):
+        return "scripted"
     return name if name in CATALOG else Path(name.removeprefix("hf:")).stem
 
 

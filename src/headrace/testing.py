@@ -141,9 +141,13 @@ class ScriptedEngine:
         wait: Callable[[float], bool] | None = None,
         tokenizer: ScriptedTokenizer | None = None,
         name: str = "scripted",
+        record: bool = True,
     ) -> None:
         self.tokenizer = tokenizer or ScriptedTokenizer()
         self._script = script if callable(script) else lambda _prompt: script
+        self._counts = not callable(script) and all(len(step) == 1 for step in script)
+        """Token number i is step number i."""
+        self._record = record
         self._step_s, self._prefill_s = step_s, prefill_s
         self._fail_at, self._exit_at = frozenset(fail_at), exit_at
         self._clock = clock or (lambda: 0.0)
@@ -193,7 +197,8 @@ class ScriptedEngine:
         self._aborted.clear()
         if pause and self._wait(pause):
             raise StepAborted
-        self.batches.append([len(c.tokens) for c in chunks])
+        if self._record:
+            self.batches.append([len(c.tokens) for c in chunks])
         return StepResult(tuple(self._compute(c) for c in chunks), self._clock())
 
     def _check(self, chunks: Sequence[Chunk]) -> None:
@@ -214,9 +219,10 @@ class ScriptedEngine:
             self.prefilled += 1
             return None
         prompt = list(want.history[: want.prompt])
-        if want.position == want.prompt:
-            self.prompts.append(prompt)
-        self.draws.append(want)
+        if self._record:
+            self.draws.append(want)
+            if want.position == want.prompt:
+                self.prompts.append(prompt)
         drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, want.position - want.prompt))
         tokens.extend(drawn[:-1])
         self.produced += len(drawn)
@@ -225,7 +231,10 @@ class ScriptedEngine:
         return Drawn(drawn, tuple(self._logprob(t, want.sampling.logprobs) for t in drawn))
 
     def _next(self, prompt: list[int], done: int) -> Sequence[bytes]:
-        for step in self._script(prompt):
+        script = self._script(prompt)
+        if self._counts:
+            return script[done] if done < len(script) else (END,)
+        for step in script:
             if done < len(step):
                 return step[done:]  # a replay may begin inside a burst
             done -= len(step)
@@ -251,6 +260,13 @@ def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
     script = [[t.encode() for t in step] for step in settings.get("script", [])]
     options = {k: v for k, v in settings.items() if k != "script"}
     return ScriptedEngine(script, clock=clock, **options)
+
+
+def counting_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
+    """A factory too: an engine that counts, one number a token, until it is stopped: `1 2 3 …`."""
+    script = [[f"{i} ".encode()] for i in range(1, settings["n_ctx"])]
+    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
+    return ScriptedEngine(script, clock=clock, tokenizer=tokenizer, record=False, **settings)
 
 
 def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:

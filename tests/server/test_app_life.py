@@ -11,8 +11,9 @@ import pytest
 
 from headrace.core.errors import Draining
 from headrace.server.app import LONG_BODY
+from headrace.server.stream import StreamLimits
 from server.asgi_driver import Call, Client, on_loop, settle
-from server.hand_engine import INFO, HandEngine, server
+from server.hand_engine import INFO, HandEngine, Hands, server
 
 
 def envelope(call: Call) -> dict[str, Any]:
@@ -182,3 +183,38 @@ async def test_what_does_not_finish_in_time_gets_one_error() -> None:
         assert begun.ended
         assert [held.status, whole.status] == [503, 503]
     assert len(engine.cancelled) == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@on_loop
+async def test_a_request_that_waits_too_long_is_refused_before_anything_is_sent(stream: bool) -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(queue_timeout_s=30.0))
+    async with Client(app).chat(stream=stream) as call:
+        await settle()
+        app.ticker.tick(clock.now + 29.9)
+        await settle()
+        assert call.sent == []
+        app.ticker.tick(clock.now + 30.0)
+        await call.task
+        assert call.status == 503
+        assert envelope(call)["code"] == "overloaded"
+        assert int(call.headers["retry-after"]) >= 1
+        assert engine.cancelled == [engine.rid]
+    assert len(app.ticker) == 0
+
+
+@on_loop
+async def test_an_admitted_request_is_not_refused_for_waiting() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(queue_timeout_s=30.0))
+    async with Client(app).chat() as call:
+        engine.admit(0)
+        await settle()
+        app.ticker.tick(clock.now + 300.0)
+        await settle()
+        assert engine.cancelled == []
+        engine.say("late")
+        engine.finish("stop", 1)
+        await call.task
+        assert call.status == 200

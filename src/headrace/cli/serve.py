@@ -19,7 +19,7 @@ from headrace.cli.output import console
 from headrace.cli.pull import fetch
 from headrace.config import Config, Value, load
 from headrace.core.errors import StartupError
-from headrace.models import alias_of
+from headrace.models import alias_of, script_rate
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -39,7 +39,8 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
     """The verb; gives the exit status. Raises StartupError."""
     config = load(file=file, flags=flags)
     name = config.model.path
-    model = dataclasses.replace(config.model, path=str(fetch(name)), alias=config.model.alias or alias_of(name))
+    path = name if script_rate(name) else str(fetch(name))
+    model = dataclasses.replace(config.model, path=path, alias=config.model.alias or alias_of(name))
     config = dataclasses.replace(config, model=model)
     console(sys.stderr).print(f"Headrace {__version__}: loading {model.alias} …")
 

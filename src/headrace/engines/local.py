@@ -6,6 +6,8 @@ A fault inside llama.cpp takes the whole process with it; `supervisor.WorkerEngi
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Callable
 
@@ -17,6 +19,8 @@ from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats, ModelInfo, Sink, StepEngine
 from headrace.engines.stepper import Stepper
 from headrace.engines.streams import Streams
+
+log = logging.getLogger(__name__)
 
 
 class LocalEngine:
@@ -94,7 +98,12 @@ class LocalEngine:
         self._info = engine.info
         stepper = Stepper(engine, self._limits, self._clock, self._from_thread)
         loop.call_soon_threadsafe(_settle, loaded, stepper, None)
-        stepper.run()
+        try:
+            stepper.run()
+        except Exception:
+            log.exception("engine: it broke and stays down")
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._on_broken)
 
     def _from_thread(self, events: list[Event], stats: EngineStats) -> None:
         loop = self._loop
@@ -107,6 +116,10 @@ class LocalEngine:
     def _on_loop(self, events: list[Event], stats: EngineStats) -> None:
         self.stats = stats
         self._streams.deliver(events)
+
+    def _on_broken(self) -> None:
+        self._stepper = None
+        self._streams.fail_all("engine_failed", "the engine stopped while it worked on this request")
 
 
 def _settle(loaded: asyncio.Future[Stepper], stepper: Stepper | None, error: BaseException | None) -> None:

@@ -59,10 +59,11 @@ class Stepper:
 
     def cancel(self, rid: int) -> None:
         """Stop a generation before the next step, and the running step too if most of its tokens are cancelled."""
-        self._inbox.put(lambda: self._cancel(rid))
         running = self._in_step
         if rid in running:
             self._cancelled.add(rid)
+        self._inbox.put(lambda: self._cancel(rid))
+        if rid in running:
             gone = sum(running.get(r, 0) for r in tuple(self._cancelled))
             if 2 * gone > sum(running.values()):
                 self._engine.abort()
@@ -83,12 +84,14 @@ class Stepper:
         """Work until `close`, then close the engine. The calling thread is the engine thread."""
         try:
             while self._open:
-                self._drain(block=False)
                 plan = self.scheduler.plan(self._clock())
                 if plan is None:
+                    self._carry_out()  # a cancel can free a slot although no step follows
+                    self._deliver([], self.stats())
                     self._drain(block=True)
                 else:
                     self.step(plan)
+                    self._drain(block=False)
         finally:
             self._engine.close()
             self._over.set()
@@ -102,9 +105,6 @@ class Stepper:
                 command = self._inbox.get_nowait()
         except Empty:
             pass
-        if block:
-            self._carry_out()  # a cancel can free a slot although no step follows
-            self._deliver([], self.stats())
 
     def _submit(self, generation: Generation) -> None:
         fault = self._fault(generation)

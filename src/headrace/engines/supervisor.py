@@ -11,7 +11,6 @@ doubles from 0.5 s to 30 s and is forgotten once a worker has been up for a minu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import struct
@@ -96,18 +95,26 @@ class WorkerEngine:
         """Load the model for the first time. Raises StartupError."""
         self._started = asyncio.get_running_loop().create_future()
         await self._launch()
-        await self._started
+        try:
+            await self._started
+        except StartupError:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """End the worker; live generations get `Failed`."""
         self._closing = True
-        self.ready = False
+        loading, self.ready = not self.ready, False
         if self._restart is not None:
             self._restart.cancel()
         self._streams.fail_all("engine_unavailable", "the server is shutting down")
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(StartupError("stopped while the model was loading"))
         if self._transport is not None:
             self._transport.abort()
         if self._process is not None:
+            if loading:
+                self._process.kill()  # it looks at its socket only when the model is there
             await asyncio.get_running_loop().run_in_executor(None, _reap, self._process)
 
     def submit(self, generation: Generation, sink: Sink) -> None:
@@ -130,6 +137,11 @@ class WorkerEngine:
             self._send(frames.Pause(rid, False))
 
     async def _launch(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._process is not None:
+            await loop.run_in_executor(None, _reap, self._process)
+        if self._closing:
+            return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         with theirs:
@@ -138,8 +150,10 @@ class WorkerEngine:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
-        loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: _Link(self), sock=ours)
+        if self._closing:
+            self._transport.abort()
+            return
         body = msgspec.msgpack.encode(self._blueprint)
         self._transport.write(struct.pack("<I", len(body)) + body)
 
@@ -191,9 +205,6 @@ class WorkerEngine:
 
     def _start_again(self) -> None:
         self.restarts += 1
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=0)
         task = asyncio.get_running_loop().create_task(self._launch())
         task.add_done_callback(self._launched)
 

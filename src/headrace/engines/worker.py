@@ -76,8 +76,9 @@ class _Writer:
 
 def main(fd: int) -> int:
     """Serve one connection; returns the exit code."""
-    # A terminal's ^C reaches the whole group; the server decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's ^C and a service manager's stop reach the whole group; the server decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     blueprint = msgspec.msgpack.decode(_read_frame(sock), type=Blueprint)
     writer = _Writer(sock)
@@ -111,9 +112,9 @@ def _read(sock: socket.socket, stepper: Stepper, writer: _Writer) -> None:
     os._exit(0)  # a step may be running: it is not waited for, the kernel frees what the process holds
 
 
-def _receive(sock: socket.socket) -> bytes:
+def _receive(sock: socket.socket, size: int = 1 << 16) -> bytes:
     try:
-        return sock.recv(1 << 16)
+        return sock.recv(size)
     except OSError:
         return b""
 
@@ -127,7 +128,7 @@ def _read_frame(sock: socket.socket) -> bytes:
 def _read_exactly(sock: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = sock.recv(size - len(data))
+        part = _receive(sock, size - len(data))
         if not part:
             raise SystemExit(0)
         data += part

@@ -235,8 +235,15 @@ class App:
     ) -> None:
         """From a valid request to the last byte of its answer. Leaves nothing behind, whatever happens."""
         self._check_ready(served)
-        live = Live(served.engine, exchange.timeline, self._clock, max_pending=self._limits.max_pending_events)
+        live = Live(
+            served.engine,
+            exchange.timeline,
+            self._clock,
+            max_pending=self._limits.max_pending_events,
+            queue_timeout_s=self._limits.queue_timeout_s,
+        )
         self._live.add(live)
+        self.ticker.add(live)
         try:
             live.watch(exchange.receive)
             job = await prepare()
@@ -253,6 +260,7 @@ class App:
             record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
             self._live.discard(live)
+            self.ticker.remove(live)
             if self._draining and not self._live:
                 self._quiet.set()
             await live.close()

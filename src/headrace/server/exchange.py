@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.core.errors import BodyTooLarge, Draining, HeadraceError, MethodNotAllowed, ServiceError, Unauthorized
 from headrace.core.timeline import Timeline
@@ -27,10 +27,25 @@ CLOSE = (b"connection", b"close")
 ABORT = "headrace.abort"
 """ASGI extension of our own protocol class: a function that drops the connection with all that is not yet sent."""
 
+CHANNEL = "headrace.channel"
+"""ASGI extension of our own protocol class: writes a piece of a begun body without a coroutine."""
+
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SWALLOW_S = 2.0
 """How long a client whose body was refused may go on sending before its connection is closed."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+class Channel(Protocol):
+    """What stands behind CHANNEL."""
+
+    def ready(self) -> bool:
+        """Whether `write` would go straight to the socket."""
+        ...
+
+    def write(self, body: bytes) -> None:
+        """Send a piece that is not the last one. Only if `ready`."""
+        ...
 
 
 class ClientGone(Exception):
@@ -48,7 +63,9 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.receive = receive
         self._send = send
-        self.abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        extensions = scope.get("extensions") or {}
+        self.abort: Callable[[], None] | None = extensions.get(ABORT)
+        self.channel: Channel | None = extensions.get(CHANNEL)
         given = self.values(b"x-request-id")
         valid = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
         self.request_id = given[0].decode() if valid else new_id()

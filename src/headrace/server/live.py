@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from headrace.core.clock import Clock
 from headrace.core.errors import Draining, EngineFailed, EngineUnavailable, HeadraceError, Overloaded, ServiceError
@@ -38,7 +39,13 @@ class Live:
     """One response's share of an engine. Owned by the task that answers; sinks and watcher run on the same loop."""
 
     def __init__(
-        self, engine: StreamEngine, timeline: Timeline, clock: Clock, *, max_pending: int = MAX_PENDING_EVENTS
+        self,
+        engine: StreamEngine,
+        timeline: Timeline,
+        clock: Clock,
+        *,
+        max_pending: int = MAX_PENDING_EVENTS,
+        queue_timeout_s: float = math.inf,
     ) -> None:
         self.timeline = timeline
         self.mailbox = Mailbox(
@@ -50,6 +57,9 @@ class Live:
         """Why there will be no more events, if that is so."""
         self.remaining = 0
         """Choices without a `Finished`."""
+        self.queued = True
+        """The engine has not begun with any of it."""
+        self._queue_timeout_s = queue_timeout_s
         self._engine = engine
         self._clock = clock
         self._open: dict[int, int] = {}
@@ -95,7 +105,8 @@ class Live:
             self.failure = _ERRORS.get(event.code, EngineFailed)(event.message)
             return -1
         assert not isinstance(event, Failed)
-        index = self._base.get(event.rid, 0) + event.index
+        self.queued = False
+        index = self.index(event)
         if isinstance(event, Delta):
             self._drawn[index] += event.tokens
             if event.marks is not None and self.timeline.scheduled is None:
@@ -110,12 +121,29 @@ class Live:
             self.timeline.cached_tokens = self._cached
         return index
 
+    def index(self, event: Admitted | Delta | Finished) -> int:
+        """The event's choice in the response."""
+        return self._base.get(event.rid, 0) + event.index
+
     def check(self) -> None:
         """Raises ClientGone, or the failure."""
         if self.gone:
             raise ClientGone
         if self.failure is not None:
             raise self.failure
+
+    def tick(self, now: float) -> None:
+        """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet."""
+        submitted = self.timeline.tokenized
+        if not self.queued or submitted is None or self.failure is not None or not self._open:
+            return
+        if now - submitted >= self._queue_timeout_s:
+            self.fail(
+                Overloaded(
+                    f"no place became free in {now - submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
+                    "try again later"
+                )
+            )
 
     def usage(self) -> Usage:
         """Tokens so far."""

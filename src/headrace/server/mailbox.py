@@ -1,7 +1,8 @@
 """Where an engine leaves the events of one response until the response takes them.
 
     engine ── put ──▶ [ event event … ] ── take ──▶ encode ── write ──▶ socket
-              pause ◀── over the limit          below a quarter ──▶ resume
+               │ pause ◀── over the limit          below a quarter ──▶ resume ▲
+               └── nothing there, the response waits: `direct` ───────────────┘
 
 Rules: everything happens on the event loop's thread, so there are no locks. `take` gives all that is there: several
 events become one write. What was taken counts as held until `written`, so a reader that takes nothing bounds what
@@ -20,13 +21,25 @@ class Mailbox:
     """Bounded by `max_events` and by `max_text` characters; `pause` and `resume` act on whoever fills it."""
 
     __slots__ = (
-        "_events", "_held_events", "_held_text", "_max_events", "_max_text", "_pause", "_paused", "_resume", "_text",
-        "_waiter", "_woken",
+        "_events",
+        "_held_events",
+        "_held_text",
+        "_max_events",
+        "_max_text",
+        "_pause",
+        "_paused",
+        "_resume",
+        "_text",
+        "_waiter",
+        "_woken",
+        "direct",
     )  # fmt: skip
 
     def __init__(
         self, *, max_events: int, max_text: int, pause: Callable[[], None], resume: Callable[[], None]
     ) -> None:
+        self.direct: Callable[[Event], bool] | None = None
+        """Takes an event at once, or says no. Asked only while the response waits and nothing is before it."""
         self._events: list[Event] = []
         self._text = 0
         self._held_events = 0
@@ -45,6 +58,8 @@ class Mailbox:
 
     def put(self, event: Event) -> None:
         """The engine's sink."""
+        if self.direct is not None and self._waiter is not None and not self._woken and self.direct(event):
+            return
         self._events.append(event)
         if type(event) is Delta:
             self._text += len(event.text)

@@ -52,6 +52,8 @@ class StreamLimits:
     """A reader that takes nothing for this long is dropped."""
     max_pending_events: int = MAX_PENDING_EVENTS
     """Unsent events from which on the sequence is paused."""
+    queue_timeout_s: float = 30.0
+    """A request that waited this long for the engine to begin is refused."""
 
 
 class Stream:
@@ -120,6 +122,8 @@ class Stream:
 
     async def _run(self) -> None:
         live, exchange = self._live, self._exchange
+        if exchange.channel is not None:
+            live.mailbox.direct = self._direct
         while True:
             self._encode(live.mailbox.take())
             if live.gone:
@@ -158,6 +162,24 @@ class Stream:
                 out.append(answer.finish(index, event.reason, report))
             elif isinstance(event, Admitted) and self._admitted is None:
                 self._admitted = self._clock()
+
+    def _direct(self, event: Event) -> bool:
+        """The common case without a detour: one piece of text for a begun stream whose reader keeps up.
+
+        Through the mailbox the same chunk costs a future, a turn of the loop and six coroutine frames, all with caches
+        that the engine has just emptied (measured beside a computing engine: 0.25 ms a token that way).
+        """
+        channel = self._exchange.channel
+        if type(event) is not Delta or not event.text or self._out or self._beat_due:
+            return False
+        if channel is None or self._last_text is None or not channel.ready():
+            return False
+        chunk = self._answer.delta(self._live.book(event), event)
+        now = self._clock()
+        self._exchange.record.gaps.append(now - self._last_text)
+        self._last_text = self._last_write = now
+        channel.write(chunk)
+        return True
 
     def _due(self, over: bool) -> bool:
         """Whether to write now; adds the comment that a silent stream needs."""
