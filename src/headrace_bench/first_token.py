@@ -225,14 +225,14 @@ def _long(lab: Lab, system: str, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def streams(lab: Lab, n: int = 256, rate: float = 30.0, tokens: int = 300) -> dict[str, Any]:
+def streams(lab: Lab, n: int = 256, rate: float = 30.0, tokens: int = 300, idle_s: float = 10.0) -> dict[str, Any]:
     """Bars: no token lost or reordered, gap p99 <= 1.5 of the script's, server RSS < 200 MB, idle CPU < 1 %."""
     flags = [f"engine.{k}={v}" for k, v in {"slots": 256, "max_running": 256, "cells": 1 << 18}.items()]
     settings = [part for flag in flags for part in ("--set", flag)]
     with lab.headrace(*settings, model=f"scripted:{rate:g}") as server:
         start = server.cpu()
-        time.sleep(10)
-        idle = (server.cpu() - start) / 10
+        time.sleep(idle_s)
+        idle = (server.cpu() - start) / idle_s
         answers, rss = asyncio.run(_together(server, n, tokens))
     whole = "".join(f"{i} " for i in range(1, tokens + 1))
     gaps = [g * 1e3 for answer in answers for g in answer.gaps]

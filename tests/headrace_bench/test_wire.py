@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from headrace_bench.wire import Answer, Refused, chat
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def event(text: str) -> bytes:
+    return b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
+
+
+async def against(answer: bytes, cut: Callable[[bytes], list[bytes]] = lambda whole: [whole]) -> Answer:
+    """One call of a server that reads the request and plays `answer` in pieces."""
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        for piece in cut(answer):
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        return await chat(f"http://127.0.0.1:{port}", {"messages": []}, timeout_s=10)
+
+
+def test_only_text_counts() -> None:
+    stream = (
+        HEAD
+        + b": hb\n\n"
+        + b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+        + event("a")
+        + event("b")
+        + b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"headrace":{"timeline":{"ttft":5}}}\n\n'
+        + b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n'
+    )
+    answer = asyncio.run(against(stream))
+    assert answer.texts == ["a", "b"]
+    assert len(answer.stamps) == 2
+    assert len(answer.gaps) == 1
+    assert answer.timeline == {"ttft": 5}
+
+
+def test_events_cut_anywhere_are_whole() -> None:
+    stream = HEAD + event("é漢") + event("x") + b"data: [DONE]\n\n"
+    answer = asyncio.run(against(stream, lambda whole: [whole[i : i + 1] for i in range(len(whole))]))
+    assert answer.texts == ["é漢", "x"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "why"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "503"),
+        (HEAD + event("a"), "cut short"),
+        (HEAD + event("a") + b'data: {"error":{"message":"broke"}}\n\n', "broke"),
+    ],
+)
+def test_a_stream_that_does_not_end_well_is_no_sample(stream: bytes, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        asyncio.run(against(stream))
