@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import SETTINGS, Config, Setting, Value, cache_home, load, nearest
+from headrace.config import SETTINGS, Config, Setting, Value, cache_home, engine_environment, load, nearest
 from headrace.core.errors import StartupError
 
 NOWHERE = {"XDG_CONFIG_HOME": "/nonexistent"}
@@ -207,3 +207,16 @@ def test_no_home_at_all_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(StartupError, match="set XDG_CACHE_HOME"):
         cache_home({})
     assert load(environ={}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("spin", "given", "expected"),
+    [
+        (1000, {"A": "b"}, {"A": "b", "GOMP_SPINCOUNT": "1000"}),
+        (0, {"A": "b"}, {"A": "b"}),
+        (1000, {"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        (1000, {"OMP_WAIT_POLICY": "passive"}, {"OMP_WAIT_POLICY": "passive"}),
+    ],
+)
+def test_what_the_user_set_for_openmp_wins(spin: int, given: dict[str, str], expected: dict[str, str]) -> None:
+    assert engine_environment(spin, given) == expected

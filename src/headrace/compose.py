@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import Config
+from headrace.config import Config, engine_environment
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
 from headrace.core.tokenizer import Tokenizer
@@ -144,7 +144,8 @@ def make_engine(config: Config) -> StreamEngine:
     waiting = config.engine.max_waiting
     if config.engine.in_process:
         return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, max_waiting=waiting)
-    return WorkerEngine(blueprint, time.monotonic, max_waiting=waiting)
+    environment = engine_environment(config.engine.spin)
+    return WorkerEngine(blueprint, time.monotonic, max_waiting=waiting, environment=environment)
 
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:

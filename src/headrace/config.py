@@ -122,6 +122,10 @@ class Engine:
         "if the engine crashes, the server goes with it.")
     threads: int = _row(0, "threads", low=0, high=1024, help="Threads for a step of one token; 0 takes all cores.")
     threads_batch: int = _row(0, "threads", low=0, high=1024, help="Threads for larger steps; 0 takes all cores.")
+    spin: int = _row(1000, "turns", low=0, high=10**9, help=
+        "How long a compute thread waits busily for the others before it sleeps (GOMP_SPINCOUNT of the engine, "
+        "unless the environment sets that). The library's own 300000 lets a step that shares its cores with anything "
+        "else take many times as long. 0 leaves it to the library.")
     cells: int = _row(16384, "tokens", low=256, high=2**24, help=
         "KV cells in the pool that all sequences share, one a token.")
     context: int = _row(0, "tokens", low=0, high=2**24, help=
@@ -180,6 +184,13 @@ def _rows() -> Iterator[Setting]:
 
 SETTINGS: Mapping[str, Setting] = {row.name: row for row in _rows()}
 """Dotted name → row, in the order of the reference page."""
+
+
+def engine_environment(spin: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of an engine's process: this one's, with `engine.spin` for its compute threads."""
+    environ = os.environ if environ is None else environ
+    own = {} if spin == 0 or "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": str(spin)}
+    return {**own, **environ}
 
 
 def load(

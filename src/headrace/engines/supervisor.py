@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import msgspec
 
@@ -58,8 +59,17 @@ class _Link(asyncio.Protocol):
 class WorkerEngine:
     """Starts `blueprint` in a child process and keeps it alive."""
 
-    def __init__(self, blueprint: Blueprint, clock: Clock, *, max_waiting: int = 256) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        clock: Clock,
+        *,
+        max_waiting: int = 256,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._blueprint = blueprint
+        self._environment = environment
+        """The worker's; None: the same as ours."""
         self._clock = clock
         self._streams = Streams(max_waiting)
         self._process: subprocess.Popen[bytes] | None = None
@@ -149,6 +159,7 @@ class WorkerEngine:
                 [sys.executable, "-u", "-m", "headrace.engines.worker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
+                env=self._environment,
             )
         self._transport, _ = await loop.create_connection(lambda: _Link(self), sock=ours)
         if self._closing:
@@ -177,9 +188,10 @@ class WorkerEngine:
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)
             case frames.Broken(message):
-                log.error("engine: %s", message)
                 if self._started is not None and not self._started.done():
                     self._started.set_exception(StartupError(message))
+                else:
+                    log.error("engine: %s", message)
 
     def _on_lost(self) -> None:
         """The worker is gone, for whatever reason."""
