@@ -40,7 +40,7 @@ class Limits:
     """Prompt tokens in a step while nobody decodes."""
     prefill_chunk_busy: int = 128
     """Prompt tokens in a step while somebody decodes."""
-    idle_cells: int = 8192
+    idle_cells: int = 4096
     """KV cells that finished sequences may keep."""
     prefix_cache: bool = True
 

@@ -21,7 +21,7 @@ _log: deque[str] = deque(maxlen=8)
 @C.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _data: Any) -> None:
     if level == _LOG_ERROR:
-        _log.append(text.decode("utf-8", "replace").strip())
+        _log.append(" ".join(text.decode("utf-8", "replace").split()))  # some of its messages have several lines
 
 
 # The library logs to stderr by itself; a server must not. Its errors are kept for the one line that a user sees.
