@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless=new",
@@ -36,6 +38,17 @@ FLAGS = (
 def find_chromium() -> str | None:
     """Path of the program, if there is one."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def chromium_or_skip() -> str:
+    """Path of the program. Without it a test is skipped, in CI it fails."""
+    program = find_chromium()
+    if program is None:
+        reason = "no Chromium found (on Debian: apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return program
 
 
 class PageError(Exception):

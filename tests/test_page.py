@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chromium import Browser, find_chromium
+from chromium import Browser, chromium_or_skip
 from headrace.server.page import load_page
 
 PATIENCE_S = 60
@@ -125,13 +124,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = find_chromium()
-    if program is None:
-        reason = "no Chromium found (on Debian: apt-get install chromium)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with Browser(program) as browser:
+    with Browser(chromium_or_skip()) as browser:
         browser.command(
             "Page.addScriptToEvaluateOnNewDocument",
             source="window.violations = []; addEventListener('securitypolicyviolation', "
