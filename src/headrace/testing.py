@@ -194,8 +194,9 @@ class ScriptedEngine:
         self._check(chunks)
         prefills = sum(1 for c in chunks if c.draw is None or c.draw.position == c.draw.prompt)
         pause = self._prefill_s * prefills + (self._step_s if len(chunks) > prefills else 0.0)
-        self._aborted.clear()
-        if pause and self._wait(pause):
+        aborted = bool(pause) and self._wait(pause)
+        self._aborted.clear()  # at the end: an abort that comes just before a step must not be lost
+        if aborted:
             raise StepAborted
         if self._record:
             self.batches.append([len(c.tokens) for c in chunks])

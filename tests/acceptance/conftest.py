@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from acceptance.tiny import Tiny, tinies
-from headrace.config import cache_home
-from headrace.models import Store
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +15,3 @@ def tiny(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """TINY: `tiny(engine_slots=1)` is a running server with those settings, started once and then shared."""
     with tinies(demo_model, tmp_path_factory.mktemp("tiny")) as start:
         yield start
-
-
-def demo_model() -> Path:
-    """The demo model's file, for what cannot take the fixture."""
-    return Store(cache_home() / "models").resolve("smollm2-135m")

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from acceptance.asking import Answer, on_loop
-from acceptance.conftest import demo_model
 from acceptance.recorded import Recorded, recorded
 from headrace.core.sequence import common_prefix
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
@@ -53,14 +52,14 @@ def cached(answer: Answer) -> int:
 
 @pytest.mark.real
 @on_loop
-async def test_oc_42_engines_side_by_side(tmp_path: Path) -> None:
-    other = tmp_path / demo_model().name
-    shutil.copyfile(demo_model(), other)
+async def test_oc_42_engines_side_by_side(demo_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / demo_model.name
+    shutil.copyfile(demo_model, other)
     other_model(other)
     settings: dict[str, dict[str, Any]] = {"a": {}, "q8": {"kv_type": "q8_0"}, "b": {"path": other}}
     settings |= {f"{name} off": {**fields, **OFF} for name, fields in settings.items()}
     models = {name: {"cells": 1024, **fields} for name, fields in settings.items()}
-    async with recorded(demo_model(), models) as server:
+    async with recorded(demo_model, models) as server:
         texts: dict[str, str] = {}
         for _ in range(2):
             for name in ("a", "q8", "b"):
@@ -81,9 +80,9 @@ async def test_oc_42_engines_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @on_loop
-async def test_oc_42_a_file_that_changes_under_its_name(tmp_path: Path) -> None:
+async def test_oc_42_a_file_that_changes_under_its_name(demo_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    shutil.copyfile(demo_model(), path)
+    shutil.copyfile(demo_model, path)
     texts = []
     for changed in (False, True):
         if changed:
@@ -103,10 +102,10 @@ OTHER_TEMPLATE = (
 
 @pytest.mark.real
 @on_loop
-async def test_oc_42_templates_and_bos_on_one_engine() -> None:
+async def test_oc_42_templates_and_bos_on_one_engine(demo_model: Path) -> None:
     """What only shapes the prompt is in its ids: a prefix is shared as far as they are equal, and not further."""
     off = {"cells": 1024, **OFF}
-    async with recorded(demo_model(), {"a": {"cells": 1024}, "a off": off}) as server:
+    async with recorded(demo_model, {"a": {"cells": 1024}, "a off": off}) as server:
         for name in ("a", "a off"):
             engine = server.models[name].engine
             template = ChatTemplate(

@@ -6,12 +6,12 @@ import asyncio
 import random
 import string
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from acceptance.asking import on_loop
-from acceptance.conftest import demo_model
 from acceptance.recorded import Recorded, recorded
 from headrace.core.sequence import common_prefix
 
@@ -126,9 +126,9 @@ class Talk:
 
 @pytest.mark.real
 @on_loop
-async def test_oc_40_no_cross_talk() -> None:
+async def test_oc_40_no_cross_talk(demo_model: Path) -> None:
     engine = {"max_running": 4, "slots": 64, "cells": 8192}
-    async with recorded(demo_model(), {"tiny": engine}) as server:
+    async with recorded(demo_model, {"tiny": engine}) as server:
         talk = Talk(server, random.Random(40))
         for question in QUESTIONS[:ROUNDS]:
             await talk.round(question)

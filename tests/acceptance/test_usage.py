@@ -54,6 +54,16 @@ async def test_oc_33_streamed_or_not() -> None:
 
 
 @on_loop
+async def test_oc_33_an_answer_that_ends_by_itself() -> None:
+    """Not in the case: here the end token counts as well, in both modes."""
+    async with scripted(BURST) as scene:
+        for mode in ({}, USAGE):
+            answer = await scene.chat(**mode)
+            assert (answer.text, answer.finish) == ("abcde", ["stop"])
+            assert answer.usage["completion_tokens"] == 7
+
+
+@on_loop
 async def test_oc_33_several_prompts_count_once_each() -> None:
     """Not in the case, but the same money: completions take several prompts."""
     async with scripted(BURST) as scene:

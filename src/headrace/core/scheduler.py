@@ -74,6 +74,14 @@ class Plan:
     def tokens(self) -> int:
         return sum(share.count for share in self.shares)
 
+    def by_generation(self) -> dict[int, int]:
+        """rid → tokens of the step that are computed for it."""
+        found: dict[int, int] = {}
+        for share in self.shares:
+            rid = share.sequence.generation.rid
+            found[rid] = found.get(rid, 0) + share.count
+        return found
+
 
 class Scheduler:
     """Owner of all sequences of one engine."""

@@ -137,8 +137,8 @@ class LlamaEngine:
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         """One llama_decode over all chunks, then one draw for each chunk that asks. Raises StepAborted, StepFailed."""
         rows = self._fill(chunks)
-        self._abort[0] = b"\0"
         code = C.llama_decode(self._context, self._batch)
+        self._abort[0] = b"\0"  # at the end: an abort that comes just before a step must not be lost
         if code == 2:
             raise StepAborted
         if code != 0:
@@ -155,7 +155,7 @@ class LlamaEngine:
         return StepResult(tuple(drawn), computed_at)
 
     def abort(self) -> None:
-        """From any thread: the running step ends within one operation of its graph."""
+        """From any thread: the running step, or the next one, ends within one operation of its graph."""
         self._abort[0] = b"\1"
 
     def close(self) -> None:

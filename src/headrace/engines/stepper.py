@@ -72,6 +72,10 @@ class Stepper:
         """Draw no further tokens for a generation, or go on."""
         self._inbox.put(lambda: self.scheduler.pause(rid, paused))
 
+    def call(self, command: Callable[[], None]) -> None:
+        """Run `command` on the engine thread, after the running step."""
+        self._inbox.put(command)
+
     def close(self) -> None:
         """Stop `run`, giving up its step, and wait until it has closed the engine. Not from the engine thread."""
         self._inbox.put(self._stop)
@@ -137,17 +141,14 @@ class Stepper:
         scheduler = self.scheduler
         events = scheduler.begin(plan, self._clock())
         self._carry_out()
+        # Before anybody hears of the step: who cancels because of what it hears must find itself in it.
+        self._in_step = plan.by_generation()
         if events:
             self._deliver(events, self.stats())
         if not plan.shares:
             return
         chunks = scheduler.chunks(plan)
         restored = self._clock()
-        in_step: dict[int, int] = {}
-        for share in plan.shares:
-            rid = share.sequence.generation.rid
-            in_step[rid] = in_step.get(rid, 0) + share.count
-        self._in_step = in_step
         try:
             result = self._engine.step(chunks)
         except StepAborted:

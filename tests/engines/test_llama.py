@@ -1,0 +1,403 @@
+"""The real engine with the demo model. Steps are kept few and small: a token costs milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import StartupError
+from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.plan import Chunk, Draw, Drawn
+from headrace.core.request import Generation, Sampling
+from headrace.core.scheduler import Limits
+from headrace.engines.base import StepAborted, StepFailed
+from headrace.engines.llama import LlamaEngine, LlamaSettings, worker
+from headrace.engines.llama_lib import C
+from headrace.engines.local import LocalEngine
+from headrace.engines.stepper import Stepper
+from headrace.engines.supervisor import WorkerEngine
+from headrace.engines.vocab import Vocabulary
+from headrace.engines.worker import Blueprint
+from headrace.testing import ManualClock, check_step_engine, check_stream_engine, collect
+from rig import GREEDY, Transcript
+
+pytestmark = pytest.mark.real
+
+# Texts whose continuation is beyond doubt: rounding depends on a batch's shape, but cannot change the likeliest token.
+COUNT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,"
+ABC = "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k l"
+FOX = "the big red fox the big red fox the big red fox the big red fox the big"
+CATS = "cat dog cat dog cat dog cat dog cat dog cat dog cat dog cat dog cat"
+LONG = "\n".join([ABC, FOX, COUNT])
+
+
+@pytest.fixture(scope="module")
+def vocabulary(demo_model: Path) -> Vocabulary:
+    return Vocabulary.open(demo_model)
+
+
+def small(path: Path, **options: Any) -> LlamaEngine:
+    return LlamaEngine(
+        LlamaSettings(path, "small", **{"cells": 256, "slots": 8, "batch": 256, **options}), ManualClock()
+    )
+
+
+def greedy(ids: Sequence[int]) -> Draw:
+    return Draw(GREEDY, 0, len(ids), ids, len(ids))
+
+
+def first(drawn: Drawn | None) -> int:
+    assert drawn is not None
+    return drawn.tokens[0]
+
+
+def held(engine: LlamaEngine, slot: int) -> int:
+    """Positions that llama.cpp itself says are in the slot."""
+    return int(C.llama_memory_seq_pos_max(engine._memory, slot)) + 1
+
+
+# --- as a StepEngine
+
+
+def test_it_keeps_the_contract(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    check_step_engine(model_engine, vocabulary.encode(COUNT, special=False))
+    assert [held(model_engine, slot) for slot in range(5)] == [0] * 5
+
+
+def test_what_it_says_of_itself(model_engine: LlamaEngine) -> None:
+    assert (model_engine.n_slots, model_engine.n_cells, model_engine.n_batch) == (16, 2048, 256)
+    assert model_engine.info.name == "demo"
+    assert model_engine.info.n_ctx == 2048, "no more than the pool holds, though the model could"
+    assert model_engine.can_share
+    assert model_engine.piece(model_engine.info.eos or 0) == b""
+
+
+def test_an_abort_leaves_the_kv_as_it_was(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    engine = model_engine
+    count, abc = vocabulary.encode(COUNT, special=False), vocabulary.encode(ABC, special=False)
+    engine.step([Chunk(0, 0, count[:-1], None), Chunk(1, 0, abc[:-1], None)])
+    before = [held(engine, slot) for slot in range(3)]
+    over = threading.Event()
+
+    def abort() -> None:
+        while not over.wait(0.001):  # from before the step until it gives up
+            engine.abort()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        with pytest.raises(StepAborted):
+            engine.step([Chunk(0, before[0], count[-1:], greedy(count)), Chunk(2, 0, [5] * 250, None)])
+    finally:
+        over.set()
+        thread.join()
+    assert [held(engine, slot) for slot in range(3)] == before
+    result = engine.step([Chunk(0, before[0], count[-1:], greedy(count)), Chunk(1, before[1], abc[-1:], greedy(abc))])
+    assert [engine.piece(first(d)) for d in result.drawn] == [b" ", b" m"]
+
+
+def test_an_abort_between_steps_is_for_the_next_one_alone(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(ABC, special=False)
+    model_engine.abort()
+    with pytest.raises(StepAborted):
+        model_engine.step([Chunk(0, 0, ids, greedy(ids))])
+    assert model_engine.piece(first(model_engine.step([Chunk(0, 0, ids, greedy(ids))]).drawn[0])) == b" m"
+
+
+def test_a_step_that_finds_no_cells_fails_and_leaves_the_kv_as_it_was(demo_model: Path, vocabulary: Vocabulary) -> None:
+    engine = small(demo_model)
+    ids = vocabulary.encode(ABC, special=False)
+    n = len(ids) - 1
+    engine.step([Chunk(0, 0, ids[:-1], None)])
+    engine.copy(0, 1, n)
+    engine.step([Chunk(1, n, [7] * (256 - n), None)])  # shared cells are counted once: the pool is full now
+    with pytest.raises(StepFailed, match="gave 1"):
+        engine.step([Chunk(2, 0, [7, 7, 7], None)])
+    assert [held(engine, slot) for slot in range(3)] == [n, 256, 0]
+    engine.trim(1, 255)
+    assert engine.piece(first(engine.step([Chunk(0, n, ids[-1:], greedy(ids))]).drawn[0])) == b" m"
+    engine.trim(0, 0)
+    with pytest.raises(StepFailed):
+        engine.step([Chunk(2, 0, [7, 7], None)])
+    engine.trim(1, 0)
+    engine.step([Chunk(2, 0, [7, 7], None)])
+    engine.close()
+    engine.close()
+
+
+def test_a_hole_in_the_positions_fails_in_one_line(model_engine: LlamaEngine) -> None:
+    model_engine.step([Chunk(0, 0, [7], None)])
+    with pytest.raises(StepFailed) as caught:
+        model_engine.step([Chunk(0, 5, [7], None)])
+    assert "\n" not in str(caught.value)
+    assert "consecutive" in str(caught.value)
+    assert held(model_engine, 0) == 1
+
+
+def test_rows_belong_to_their_chunks(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    texts = [COUNT, ABC, FOX, CATS]
+    prompts = [vocabulary.encode(text, special=False) for text in texts]
+    chunks = [Chunk(3 * i, 0, ids, greedy(ids)) for i, ids in enumerate(prompts)]
+    chunks.insert(1, Chunk(1, 0, prompts[2][:5], None))
+    together = model_engine.step(chunks).drawn
+    assert together[1] is None
+    assert [model_engine.piece(first(d)) for d in together if d] == [b" ", b" m", b" red", b" cat"]
+
+
+def test_logprobs_name_tokens_with_their_bytes(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(ABC, special=False)
+    want = Draw(Sampling(temperature=0.0, logprobs=3), 0, len(ids), ids, len(ids))
+    (drawn,) = model_engine.step([Chunk(0, 0, ids, want)]).drawn
+    assert drawn is not None
+    (told,) = drawn.logprobs
+    assert (told.token, told.piece) == (drawn.tokens[0], b" m")
+    assert -1.5 < told.logprob <= 0
+    assert told.top[0] == (told.token, b" m", told.logprob)
+    assert told.logprob >= told.top[1][2] >= told.top[2][2]
+
+
+def test_bias_decides(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(ABC, special=False)
+    likely = vocabulary.encode(" m", special=False)[0]
+    for bias, token in ((((4093, 100.0),), 4093), (((likely, -100.0),), None)):
+        want = Draw(Sampling(temperature=1.0, logit_bias=bias), 3, len(ids), ids, len(ids))
+        drawn = first(model_engine.step([Chunk(0, 0, ids, want)]).drawn[0])
+        assert drawn == token if token else drawn != likely
+        model_engine.trim(0, 0)
+
+
+# --- through the scheduler: the same text whatever the way
+
+
+class Served:
+    """A stepper driven by hand over a real engine."""
+
+    def __init__(self, engine: LlamaEngine, **limits: Any) -> None:
+        self.transcript = Transcript()
+        self.stepper = Stepper(engine, Limits(**limits), ManualClock(), lambda e, _: self.transcript.take(e))
+
+    def submit(self, rid: int, prompt: list[int], max_tokens: int = 10, **options: Any) -> None:
+        generation = Generation(rid, prompt, max_tokens, **{"sampling": GREEDY, **options})
+        self.transcript.ask(generation)
+        self.stepper.scheduler.submit(generation, 0.0)
+
+    def step(self) -> bool:
+        plan = self.stepper.scheduler.plan(0.0)
+        if plan is not None:
+            self.stepper.step(plan)
+        return plan is not None
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def leave(self) -> None:
+        """Give up all that is cached."""
+        while self.stepper.scheduler._idle:
+            self.stepper.scheduler._evict()
+        self.stepper._carry_out()
+        assert self.stepper.stats().cells_cached == 0
+
+
+Alone = Callable[[list[int], int], str]
+
+
+@pytest.fixture(scope="module")
+def alone(loaded_engine: LlamaEngine) -> Alone:
+    """The greedy text the plain way: by itself, in one chunk, without a cache."""
+    known: dict[tuple[int, ...], str] = {}
+
+    def text(prompt: list[int], max_tokens: int) -> str:
+        key = (*prompt, max_tokens)
+        if key not in known:
+            served = Served(loaded_engine, prefix_cache=False, max_batch=256, prefill_chunk=256)
+            served.submit(1, prompt, max_tokens)
+            served.run()
+            known[key] = served.transcript.text(1)
+        return known[key]
+
+    return text
+
+
+@pytest.fixture(scope="module")
+def long(vocabulary: Vocabulary) -> list[int]:
+    return vocabulary.encode(LONG, special=False)
+
+
+@pytest.mark.parametrize("chunk", [64, 100])
+def test_chunks_do_not_change_the_text(model_engine: LlamaEngine, alone: Alone, long: list[int], chunk: int) -> None:
+    served = Served(model_engine, max_batch=256, prefill_chunk=chunk, prefix_cache=False)
+    served.submit(1, long, 8)
+    served.run()
+    assert served.transcript.text(1) == alone(long, 8) == " 17, 18,"
+
+
+def test_sharing_does_not_change_the_text(
+    model_engine: LlamaEngine, alone: Alone, long: list[int], vocabulary: Vocabulary
+) -> None:
+    longer = long + vocabulary.encode(" 17, 18, 19,", special=False)
+    served = Served(model_engine, max_batch=256, prefill_chunk=64)
+    served.submit(1, long, 30)
+    served.submit(2, longer, 5, n=2)  # waits for the prefix of 1
+    for _ in range(4):
+        served.step()
+    served.submit(3, long, 8)  # from one that is still running
+    served.run()
+    served.submit(4, longer, 5)  # from one that is over
+    served.run()
+    prompt_tokens = served.stepper.stats().prompt_tokens
+    served.leave()
+    cached = served.transcript.cached
+    assert cached[2, 0] >= len(long) - 1
+    assert cached[2, 1] >= len(long) - 1
+    assert cached[3, 0] == len(long) - 1
+    assert cached[4, 0] == len(longer) - 1
+    assert served.transcript.text(3) == alone(long, 8)
+    assert served.transcript.text(2, 0) == served.transcript.text(2, 1) == served.transcript.text(4) == alone(longer, 5)
+    assert prompt_tokens <= len(long) + 2 * (len(longer) - len(long)) + 2
+
+
+def test_preemption_and_eviction_do_not_change_the_text(
+    model_engine: LlamaEngine, alone: Alone, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_engine, "n_cells", 100)
+    prompts = [vocabulary.encode(text, special=False) for text in (COUNT, FOX, CATS)]
+    served = Served(model_engine, max_batch=256, prefill_chunk=256)
+    for rid, ids in enumerate(prompts):
+        served.submit(rid, ids, 24)
+    served.run()
+    assert served.stepper.stats().preemptions > 0, "the pool is too large"
+    served.submit(9, prompts[0], 24)
+    served.run()
+    served.leave()
+    for rid, ids in enumerate([*prompts, *[[]] * 6, prompts[0]]):
+        if ids:
+            assert served.transcript.text(rid) == alone(ids, 24)
+
+
+def test_eight_at_once_say_what_each_says_alone(
+    model_engine: LlamaEngine, alone: Alone, vocabulary: Vocabulary
+) -> None:
+    texts = [COUNT, ABC, FOX, CATS, COUNT + " 17, 18,", ABC + " m n", FOX + " red fox", CATS + " cat"]
+    prompts = [vocabulary.encode(text, special=False) for text in texts]
+    served = Served(model_engine, max_batch=256, prefill_chunk=256)
+    for rid, ids in enumerate(prompts):
+        served.submit(rid, ids, 4)
+    served.run()
+    served.leave()
+    for rid, ids in enumerate(prompts):
+        assert served.transcript.text(rid) == alone(ids, 4)
+
+
+def test_seeds_repeat_and_differ(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode("Once upon a time", special=False)
+    sampling = Sampling(temperature=1.0, top_p=0.95, seed=123)
+    texts = []
+    for _ in range(2):
+        served = Served(model_engine, max_batch=256)
+        served.submit(1, ids, 8, n=3, sampling=sampling)
+        served.run()
+        served.leave()
+        texts.append([served.transcript.text(1, i) for i in range(3)])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+
+
+def test_an_end_token_ends_the_answer(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    turn = "<|im_start|>user\nWhat is the capital of France? One word.<|im_end|>\n<|im_start|>assistant\n"
+    served = Served(model_engine, max_batch=256)
+    served.submit(1, vocabulary.encode(turn, special=True), 40)
+    served.run()
+    assert served.transcript.ends[1, 0].reason == "stop"
+    assert "Paris" in served.transcript.text(1)
+    assert "<|im_end|>" not in served.transcript.text(1)
+    served.leave()
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({"slots": 0}, ["engine.slots", "0", "256"]),
+        ({"slots": 257}, ["engine.slots", "257", "256"]),
+        ({"cells": -1}, ["engine.cells", "-1"]),
+    ],
+)
+def test_settings_out_of_range_are_startup_errors(
+    demo_model: Path, options: dict[str, Any], numbers: list[str]
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        small(demo_model, **options)
+    assert "\n" not in caught.value.message
+    assert all(number in caught.value.message for number in numbers)
+
+
+def test_context_bounds_a_sequence(demo_model: Path) -> None:
+    engine = small(demo_model, context=100)
+    assert (engine.info.n_ctx, engine.n_cells) == (100, 256)
+    engine.close()
+
+
+def test_a_missing_file_is_a_startup_error() -> None:
+    with pytest.raises(StartupError, match="nowhere"):
+        worker({"path": "/nowhere.gguf", "name": "x"}, ManualClock())
+
+
+@pytest.mark.parametrize("options", [{"kv_type": "q8_0"}, {"flash_attention": False}])
+def test_other_kinds_of_kv_work_too(demo_model: Path, vocabulary: Vocabulary, options: dict[str, Any]) -> None:
+    engine = worker(
+        {"path": str(demo_model), "name": "x", "cells": 256, "slots": 4, "batch": 64, **options}, ManualClock()
+    )
+    ids = vocabulary.encode(ABC, special=False)
+    assert engine.piece(first(engine.step([Chunk(0, 0, ids, greedy(ids))]).drawn[0])) == b" m"
+    engine.close()
+
+
+# --- as a StreamEngine
+
+
+def test_in_this_process(demo_model: Path, long: list[int]) -> None:
+    async def main() -> None:
+        engine = LocalEngine(lambda: small(demo_model, cells=1024), Limits(prefill_chunk=128), ManualClock())
+        await engine.start()
+        await check_stream_engine(engine, long[:40])
+        before = engine.stats.prompt_tokens
+        admitted = asyncio.get_running_loop().create_future()
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Admitted):
+                admitted.set_result(None)
+
+        engine.submit(Generation(1, [7] * 900, 9), sink)
+        await admitted
+        engine.cancel(1)
+        events = await collect(engine, Generation(2, long[:40], 3))
+        assert isinstance(events[-1], Finished)
+        assert engine.stats.prompt_tokens - before < 900, "the cancelled prompt was not computed to its end"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_in_a_worker(demo_model: Path, long: list[int]) -> None:
+    settings = {"path": str(demo_model), "name": "demo", "cells": 1024, "slots": 16, "batch": 256}
+
+    async def main() -> None:
+        engine = WorkerEngine(Blueprint("headrace.engines.llama:worker", settings, {"max_batch": 256}), ManualClock())
+        await engine.start()
+        assert engine.info.n_ctx == 1024
+        await check_stream_engine(engine, long[:40])
+        refused = await collect(engine, Generation(1, [engine.info.n_vocab], 3))
+        assert isinstance(refused[-1], Failed)
+        after = await collect(engine, Generation(2, long[:40], 3))
+        assert any(isinstance(e, Delta) for e in after)
+        await engine.close()
+
+    asyncio.run(main())

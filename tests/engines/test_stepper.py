@@ -1,0 +1,494 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Marks
+from headrace.core.plan import Chunk, StepResult
+from headrace.core.request import Generation, Sampling
+from headrace.core.scheduler import Limits
+from headrace.engines.base import EngineStats, StepAborted
+from headrace.engines.stepper import Stepper
+from headrace.testing import ManualClock, ScriptedEngine
+from rig import GREEDY, Transcript
+
+SCRIPT = [[bytes([c])] for c in b"abcdefghijklmnopqrstuvwxyz" * 40]
+PATIENCE = 10.0
+"""Seconds until a wait for another thread counts as failed."""
+
+
+class Held(ScriptedEngine):
+    """Each step waits inside the engine until the test lets it pass or it is aborted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(SCRIPT, step_s=1.0, prefill_s=1.0, wait=self._hold, **options)
+        self.entered: SimpleQueue[None] = SimpleQueue()
+        self._verdict: SimpleQueue[bool] = SimpleQueue()
+
+    def _hold(self, seconds: float) -> bool:
+        self.entered.put(None)
+        return self._verdict.get(timeout=PATIENCE)
+
+    def wait_inside(self) -> None:
+        self.entered.get(timeout=PATIENCE)
+
+    def let_pass(self) -> None:
+        self._verdict.put(False)
+
+    def abort(self) -> None:
+        super().abort()
+        self._verdict.put(True)
+
+
+class Desk:
+    """A running stepper and what it delivered."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self.delivered: SimpleQueue[tuple[list[Event], EngineStats]] = SimpleQueue()
+        self.events: list[Event] = []
+        self.stats = EngineStats()
+
+    def until(self, true: Callable[[Desk], bool]) -> None:
+        while not true(self):
+            events, self.stats = self.delivered.get(timeout=PATIENCE)
+            self.events += events
+
+    def text(self, rid: int) -> str:
+        return "".join(e.text for e in self.events if isinstance(e, Delta) and e.rid == rid)
+
+    def ended(self, *rids: int) -> Callable[[Desk], bool]:
+        return lambda _: set(rids) <= {e.rid for e in self.events if isinstance(e, Finished | Failed)}
+
+
+@contextmanager
+def running(engine: ScriptedEngine, limits: Limits | None = None) -> Iterator[Desk]:
+    desk: Desk
+    stepper = Stepper(engine, limits or Limits(), ManualClock(), lambda *step: desk.delivered.put(step))
+    desk = Desk(stepper)
+    thread = threading.Thread(target=stepper.run)
+    thread.start()
+    try:
+        yield desk
+    finally:
+        stepper.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert engine.closed
+
+
+def prompt(n: int, first: int = 1) -> list[int]:
+    return [first, *range(2, n + 1)]
+
+
+# --- serving
+
+
+def test_it_serves_and_reports() -> None:
+    with running(ScriptedEngine(SCRIPT)) as desk:
+        desk.stepper.submit(Generation(1, prompt(5), 3, sampling=GREEDY))
+        desk.until(desk.ended(1))
+        assert [type(e) for e in desk.events] == [Admitted, Delta, Delta, Delta, Finished]
+        assert desk.text(1) == "abc"
+        desk.until(lambda d: d.stats.running == 0)
+        assert desk.stats == EngineStats(
+            running=0,
+            waiting=0,
+            cells_total=16384,
+            cells_running=0,
+            cells_cached=7,
+            slots_free=63,
+            steps=3,
+            prompt_tokens=5,
+            cached_tokens=0,
+            completion_tokens=3,
+            preemptions=0,
+        )
+
+
+def test_stats_come_before_the_first_request() -> None:
+    with running(ScriptedEngine(SCRIPT, cells=77)) as desk:
+        desk.until(lambda d: d.stats.cells_total == 77)
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({"prompt": []}, ["0", "99"]),
+        ({"prompt": prompt(100)}, ["100", "99"]),
+        ({"prompt": prompt(5), "max_tokens": 0}, ["5", "0"]),
+        ({"prompt": prompt(5), "max_tokens": 96}, ["5", "96", "100"]),
+        ({"prompt": [1, -1]}, ["4095"]),
+        ({"prompt": [1, 4096]}, ["4095"]),
+    ],
+)
+def test_what_the_engine_would_break_on_is_refused(asked: dict[str, Any], numbers: list[str]) -> None:
+    engine = ScriptedEngine(SCRIPT, n_ctx=100)
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(**{"rid": 1, "max_tokens": 3, **asked}))
+        desk.until(desk.ended(1))
+        (failed,) = desk.events
+        assert isinstance(failed, Failed)
+        assert failed.code == "engine_refused"
+        assert all(number in failed.message for number in numbers)
+        assert engine.steps == 0
+        desk.stepper.submit(Generation(2, prompt(5), 95))
+        desk.until(desk.ended(2))
+        assert len(desk.text(2)) == 95
+
+
+def test_marks_are_taken_from_the_clock() -> None:
+    clock = ManualClock(1.0)
+
+    def wait(seconds: float) -> bool:
+        clock.advance(seconds)
+        return False
+
+    events: list[Event] = []
+    engine = ScriptedEngine(SCRIPT, prefill_s=2.0, clock=clock, wait=wait)
+    stepper = Stepper(engine, Limits(prefill_chunk=4), clock, lambda new, _: events.extend(new))
+    stepper.scheduler.submit(Generation(1, prompt(6), 1), clock())
+    clock.advance(0.5)
+    drive(stepper)
+    (marks,) = (e.marks for e in events if isinstance(e, Delta))
+    assert marks == Marks(queued=1.0, scheduled=1.5, restored=1.5, prefilled=5.5, sampled=5.5)
+
+
+# --- cancelling a running step
+
+
+def test_a_cancel_gives_up_a_step_that_works_for_nobody_else() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(500), 3))
+        engine.wait_inside()
+        desk.stepper.cancel(1)
+        desk.until(lambda d: d.stats.slots_free == 64 and d.stats.running == 0 and bool(d.events))
+        assert engine.aborts == 1
+        assert not any(engine.slots.values())
+        desk.stepper.submit(Generation(2, prompt(5), 1))
+        engine.wait_inside()
+        engine.let_pass()
+        desk.until(desk.ended(2))
+        assert desk.text(2) == "a"
+        assert engine.batches == [[5]]
+
+
+def test_what_a_cancelled_prompt_computed_is_freed_at_once() -> None:
+    engine = Held()
+    with running(engine, Limits(prefill_chunk=30)) as desk:
+        desk.stepper.submit(Generation(1, prompt(50), 3))
+        engine.wait_inside()
+        engine.let_pass()
+        engine.wait_inside()
+        assert sum(map(len, engine.slots.values())) == 30
+        desk.stepper.cancel(1)
+        desk.until(lambda d: d.stats.steps == 1 and d.stats.running == 0)
+        assert not any(engine.slots.values())
+        assert (desk.stats.cells_running, desk.stats.cells_cached, desk.stats.slots_free) == (0, 0, 64)
+        assert desk.stepper._cancelled == set(), "nothing is remembered of it"
+
+
+def test_the_choices_of_a_generation_leave_together() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(99, prompt(5, 100), 1))
+        engine.wait_inside()
+        desk.stepper.submit(Generation(1, prompt(5, 101), 9, n=3))
+        desk.stepper.submit(Generation(2, prompt(5, 102), 2))
+        engine.let_pass()
+        engine.wait_inside()  # all prompts
+        engine.let_pass()
+        engine.wait_inside()  # three tokens for 1, one for 2
+        desk.stepper.cancel(1)
+        assert engine.aborts == 1
+        engine.wait_inside()
+        engine.let_pass()
+        desk.until(desk.ended(2))
+
+
+def test_a_cancel_leaves_a_step_alone_that_works_mostly_for_others() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5, 101), 9))
+        engine.wait_inside()
+        desk.stepper.submit(Generation(2, prompt(50, 102), 1))
+        engine.let_pass()
+        engine.wait_inside()  # one token for 1, fifty for 2
+        desk.stepper.cancel(1)
+        assert engine.aborts == 0
+        engine.let_pass()
+        desk.until(desk.ended(2))
+        assert (desk.text(1), desk.text(2)) == ("ab", "a"), "the step was computed for both"
+        desk.until(lambda d: d.stats.running == 0)
+
+
+@pytest.mark.parametrize(("readers", "leaving", "aborts"), [(2, 1, 0), (3, 1, 0), (3, 2, 1), (4, 2, 0), (4, 3, 1)])
+def test_most_of_the_step_s_tokens_decide(readers: int, leaving: int, aborts: int) -> None:
+    engine = Held()
+    rids = range(1, readers + 1)
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(99, prompt(5), 1))
+        engine.wait_inside()
+        for rid in rids:
+            desk.stepper.submit(Generation(rid, prompt(5, 100 + rid), 2))
+        engine.let_pass()
+        engine.wait_inside()  # all prompts
+        engine.let_pass()
+        engine.wait_inside()  # one token for each
+        for rid in rids[:leaving]:
+            desk.stepper.cancel(rid)
+        assert engine.aborts == aborts
+        if not aborts:
+            engine.let_pass()
+        else:
+            engine.wait_inside()
+            engine.let_pass()
+        desk.until(desk.ended(*rids[leaving:]))
+        assert all(desk.text(rid) == "ab" for rid in rids[leaving:])
+
+
+def test_an_aborted_step_leaves_the_others_their_place() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5, 101), 4))
+        engine.wait_inside()
+        desk.stepper.submit(Generation(2, prompt(50, 102), 9))
+        engine.let_pass()
+        engine.wait_inside()
+        desk.stepper.cancel(2)  # aborts the step that 1 decodes in, too
+        assert engine.aborts == 1
+        for _ in range(3):
+            engine.wait_inside()
+            engine.let_pass()
+        desk.until(desk.ended(1))
+        assert desk.text(1) == "abcd"
+        assert engine.batches == [[5], [1], [1], [1]]
+
+
+def test_cancelling_what_waits_or_is_over_aborts_nothing() -> None:
+    engine = Held()
+    with running(engine, Limits(max_running=1)) as desk:
+        desk.stepper.submit(Generation(1, prompt(5, 101), 1))
+        desk.stepper.submit(Generation(2, prompt(5, 102), 1))
+        engine.wait_inside()
+        desk.stepper.cancel(2)
+        desk.stepper.cancel(77)
+        engine.let_pass()
+        desk.until(desk.ended(1))
+        desk.stepper.cancel(1)
+        desk.until(lambda d: d.stats.running == d.stats.waiting == 0)
+        assert engine.aborts == 0
+
+
+def test_stats_tell_of_a_cancel_without_another_request() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5, 101), 9))
+        desk.stepper.submit(Generation(2, prompt(5, 102), 9))
+        engine.wait_inside()
+        engine.let_pass()
+        engine.wait_inside()
+        desk.stepper.cancel(1)
+        desk.stepper.cancel(2)
+        desk.until(lambda d: d.stats.running == 0 and d.stats.waiting == 0 and d.stats.steps > 0)
+        assert desk.stats.cells_running == 0
+
+
+def test_pause_and_resume_take_effect_between_steps() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5), 3))
+        engine.wait_inside()
+        desk.stepper.pause(1, True)
+        engine.let_pass()
+        desk.until(lambda d: d.text(1) == "a" and d.stats.running == 1)
+        assert engine.steps == 1
+        desk.stepper.pause(1, False)
+        for _ in range(2):
+            engine.wait_inside()
+            engine.let_pass()
+        desk.until(desk.ended(1))
+        assert desk.text(1) == "abc"
+
+
+# --- closing
+
+
+def test_close_gives_up_the_running_step_and_begins_no_other() -> None:
+    engine = Held()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5), 9))
+        engine.wait_inside()
+    assert engine.aborts == 1
+    assert engine.steps == 1
+    assert engine.batches == []
+
+
+def test_close_when_idle() -> None:
+    engine = ScriptedEngine(SCRIPT)
+    with running(engine):
+        pass
+    assert engine.steps == 0
+
+
+class Broken(ScriptedEngine):
+    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+        raise ZeroDivisionError
+
+
+def test_an_engine_that_breaks_is_closed_and_not_waited_for() -> None:
+    engine = Broken(SCRIPT)
+    stepper = Stepper(engine, Limits(), ManualClock(), lambda events, stats: None)
+    stepper.submit(Generation(1, prompt(5), 9))
+    with pytest.raises(ZeroDivisionError):
+        stepper.run()
+    assert engine.closed
+    stepper.close()
+
+
+# --- many threads
+
+
+def test_commands_from_many_threads_lose_nothing() -> None:
+    transcript = Transcript()
+    generations = {
+        rid: Generation(rid, prompt(3 + rid % 40, 101 + rid % 7), 1 + rid % 5, n=1 + rid % 2) for rid in range(200)
+    }
+    for generation in generations.values():
+        transcript.ask(generation)
+    cancelled = {rid for rid in generations if rid % 5 == 0}
+
+    def client(stepper: Stepper, mine: range) -> None:
+        for rid in mine:
+            stepper.submit(generations[rid])
+            if rid % 3 == 0:
+                stepper.pause(rid, True)
+            if rid in cancelled:
+                stepper.cancel(rid)
+            if rid % 3 == 0:
+                stepper.pause(rid, False)
+
+    with running(ScriptedEngine(SCRIPT, cells=500, n_ctx=100), Limits(max_running=5)) as desk:
+        threads = [threading.Thread(target=client, args=(desk.stepper, range(i, 200, 4))) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        desk.until(lambda d: d.ended(*(generations.keys() - cancelled))(d) and d.stats.running == d.stats.waiting == 0)
+    for event in desk.events:
+        if event.rid not in cancelled:
+            transcript.take([event])
+    assert set(transcript.over) == generations.keys() - cancelled
+    for rid, generation in generations.items():
+        if rid not in cancelled:
+            for index in range(generation.n):
+                assert transcript.text(rid, index) == "abcde"[: generation.max_tokens]
+
+
+# --- when steps do not work out; by hand, without threads
+
+
+def drive(stepper: Stepper) -> None:
+    while plan := stepper.scheduler.plan(0.0):
+        stepper.step(plan)
+
+
+class Aborting(ScriptedEngine):
+    """Step number `abort_at` is given up."""
+
+    abort_at = 0
+
+    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+        if self.steps + 1 == self.abort_at:
+            self.steps += 1
+            raise StepAborted
+        return super().step(chunks)
+
+
+class Scene:
+    """Three prompts, two with a common beginning, one with two choices, in a pool that is too small for all."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.transcript = Transcript()
+        self.stepper = Stepper(engine, Limits(prefill_chunk=30), ManualClock(), lambda e, _: self.transcript.take(e))
+        stem = prompt(50)
+        self.submit(Generation(1, [*stem, 101], 20, n=2, sampling=Sampling(seed=4)))
+        self.submit(Generation(2, [*stem, 102], 20))
+        self.submit(Generation(3, prompt(20, 7), 30))
+
+    def submit(self, generation: Generation) -> None:
+        self.transcript.ask(generation)
+        self.stepper.scheduler.submit(generation, 0.0)
+
+    def check_over(self) -> None:
+        """Everything ended, nothing leaked, and the next request is served."""
+        assert self.transcript.over.keys() == {1, 2, 3}
+        self.submit(Generation(4, prompt(60, 9), 5))
+        drive(self.stepper)
+        assert self.transcript.text(4) == "abcde"
+        stats = self.stepper.stats()
+        assert (stats.running, stats.waiting, stats.cells_running) == (0, 0, 0)
+        held = [tokens for tokens in self.engine.slots.values() if tokens]
+        assert stats.slots_free == self.engine.n_slots - len(held)
+        distinct = {tuple(tokens[: i + 1]) for tokens in held for i in range(len(tokens))}
+        assert len(distinct) <= stats.cells_cached <= sum(map(len, held))
+
+
+FULL = {(1, 0): 20, (1, 1): 20, (2, 0): 20, (3, 0): 30}
+LETTERS = b"".join(token for (token,) in SCRIPT).decode()
+
+
+def test_a_failure_of_any_step_ends_those_in_it_only() -> None:
+    n = 0
+    failures = set()
+    while True:
+        n += 1
+        scene = Scene(ScriptedEngine(SCRIPT, fail_at=[n], cells=130, n_ctx=120, slots=6))
+        drive(scene.stepper)
+        if scene.engine.steps < n:
+            break
+        over = scene.transcript.over
+        assert "failed" in over.values()
+        failures.add(frozenset(rid for rid, end in over.items() if end == "failed"))
+        for key, want in FULL.items():
+            text = scene.transcript.text(*key)
+            assert text == LETTERS[:want] if over[key[0]] == "finished" else LETTERS.startswith(text)
+        scene.check_over()
+    assert set(scene.transcript.over.values()) == {"finished"}
+    assert n > 30, "the sweep ended early"
+    assert len(failures) > 2
+    assert scene.stepper.stats().preemptions > 0, "the pool is too large"
+
+
+def test_an_abort_of_any_step_changes_nothing() -> None:
+    n = 0
+    while True:
+        n += 1
+        engine = Aborting(SCRIPT, cells=130, n_ctx=120, slots=6)
+        engine.abort_at = n
+        scene = Scene(engine)
+        drive(scene.stepper)
+        for key, want in FULL.items():
+            assert scene.transcript.text(*key) == LETTERS[:want]
+        scene.check_over()
+        if engine.steps < n:
+            break
+    assert n > 30
+
+
+def test_a_failed_step_says_why_to_the_log_only(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[Event] = []
+    engine = ScriptedEngine(SCRIPT, fail_at=[1])
+    stepper = Stepper(engine, Limits(), ManualClock(), lambda new, _: events.extend(new))
+    stepper.scheduler.submit(Generation(1, prompt(5), 9), 0.0)
+    drive(stepper)
+    assert events == [Admitted(1, 0, 0), Failed(1, "engine_failed", "the engine could not compute this request")]
+    assert "the script says so" in caplog.text
+    assert stepper.stats().steps == 0

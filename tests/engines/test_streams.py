@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.core.errors import Overloaded
+from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.request import Generation
+from headrace.engines.streams import Streams
+
+
+class Sink(list[Event]):
+    """Remembers what it was given."""
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+
+
+def opened(streams: Streams, rid: int, n: int = 1) -> Sink:
+    sink = Sink()
+    streams.open(Generation(rid, [1], 1, n), sink)
+    return sink
+
+
+def test_events_go_to_their_own_sink_in_order() -> None:
+    streams = Streams(10)
+    a, b = opened(streams, 1), opened(streams, 2)
+    events: list[Event] = [Admitted(1, 0, 0), Admitted(2, 0, 0), Delta(2, 0, "x", 1), Delta(1, 0, "y", 1)]
+    streams.deliver(events)
+    assert a == [events[0], events[3]]
+    assert b == [events[1], events[2]]
+
+
+def test_the_last_choice_s_end_ends_the_generation() -> None:
+    streams = Streams(10)
+    sink = opened(streams, 1, n=2)
+    streams.deliver([Admitted(1, 0, 0), Finished(1, 0, "stop", 1)])
+    assert 1 in streams
+    streams.deliver([Admitted(1, 1, 0), Finished(1, 1, "stop", 1)])
+    assert 1 not in streams
+    assert len(sink) == 4
+    streams.deliver([Delta(1, 1, "late", 1)])
+    assert len(sink) == 4
+
+
+def test_a_failure_ends_all_choices() -> None:
+    streams = Streams(10)
+    sink = opened(streams, 1, n=3)
+    streams.deliver([Admitted(1, 0, 0), Failed(1, "c", "m"), Delta(1, 0, "late", 1), Failed(1, "c", "m")])
+    assert sink == [Admitted(1, 0, 0), Failed(1, "c", "m")]
+    assert len(streams) == 0
+
+
+def test_nothing_comes_after_a_close() -> None:
+    streams = Streams(10)
+    sink = opened(streams, 1)
+    assert streams.close(1)
+    assert not streams.close(1)
+    streams.deliver([Delta(1, 0, "late", 1)])
+    assert sink == []
+
+
+def test_a_sink_may_close_its_stream_and_open_another() -> None:
+    streams = Streams(1)
+    other = Sink()
+
+    def sink(event: Event) -> None:
+        streams.close(1)
+        streams.open(Generation(2, [1], 1), other)
+
+    streams.open(Generation(1, [1], 1), sink)
+    streams.deliver([Admitted(1, 0, 0), Delta(1, 0, "no more", 1), Admitted(2, 0, 0)])
+    assert other == [Admitted(2, 0, 0)]
+    assert (len(streams), streams.waiting) == (1, 0)
+
+
+def test_a_stream_is_over_when_its_sink_hears_of_the_end() -> None:
+    streams = Streams(10)
+    live: list[bool] = []
+    streams.open(Generation(1, [1], 1), lambda event: live.append(1 in streams))
+    streams.deliver([Admitted(1, 0, 0), Finished(1, 0, "stop", 1)])
+    assert live == [True, False]
+
+
+def test_waiting_counts_generations_that_no_step_has_worked_on() -> None:
+    streams = Streams(10)
+    for rid in range(5):
+        opened(streams, rid, n=2)
+    assert streams.waiting == 5
+    streams.deliver([Admitted(0, 0, 0), Admitted(0, 1, 0), Admitted(1, 1, 0)])
+    assert streams.waiting == 3
+    streams.close(0)
+    streams.close(2)
+    assert streams.waiting == 2
+    streams.deliver([Failed(3, "c", "m")])
+    assert streams.waiting == 1
+    streams.fail_all("c", "m")
+    assert (streams.waiting, len(streams)) == (0, 0)
+
+
+def test_a_full_queue_refuses() -> None:
+    streams = Streams(2)
+    opened(streams, 1)
+    opened(streams, 2)
+    with pytest.raises(Overloaded) as caught:
+        opened(streams, 3)
+    assert caught.value.message.count("2") == 2
+    assert caught.value.retry_after == 1
+    assert 3 not in streams
+    streams.deliver([Admitted(1, 0, 0)])
+    opened(streams, 3)
+    with pytest.raises(Overloaded):
+        opened(streams, 4)
+
+
+def test_fail_all_tells_each_once() -> None:
+    streams = Streams(10)
+    sinks = [opened(streams, rid, n=2) for rid in range(3)]
+    streams.deliver([Finished(1, 0, "stop", 1)])
+    streams.fail_all("code", "message")
+    assert [sink[-1] for sink in sinks] == [Failed(rid, "code", "message") for rid in range(3)]
+    streams.fail_all("code", "message")
+    assert [len(sink) for sink in sinks] == [1, 2, 1]
+
+
+def test_it_says_how_many() -> None:
+    streams = Streams(10)
+    opened(streams, 1)
+    opened(streams, 2)
+    streams.deliver([Admitted(2, 0, 0)])
+    assert repr(streams) == "<Streams [2 live, 1 waiting]>"
