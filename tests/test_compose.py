@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import uvloop
+
+from headrace.compose import batch_size, make_blueprint, make_engine, make_limits, make_model, serve
+from headrace.config import Config, Engine, Model, Server
+from headrace.core.errors import StartupError
+from headrace.engines.local import LocalEngine
+from headrace.engines.supervisor import WorkerEngine
+
+SCRIPTED = Model(path="scripted:1000", alias="scripted")
+
+
+def config(**engine: Any) -> Config:
+    return Config(server=Server(port=0), model=SCRIPTED, engine=Engine(**engine))
+
+
+def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
+    assert [batch_size(n) for n in (1, 64, 65, 528)] == [64, 64, 128, 576]
+    limits = make_limits(config(prefill_chunk=512, prefill_chunk_busy=600, max_running=16))
+    assert limits.max_batch >= 616
+    assert limits.max_batch % 64 == 0
+
+
+def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    given = dataclasses.replace(config(threads=3, kv_type="q8_0", cells=1024), model=Model(path=str(model), alias="m"))
+    blueprint = make_blueprint(given)
+    assert blueprint.factory == "headrace.engines.llama:worker"
+    assert blueprint.settings["threads"] == 3
+    assert blueprint.settings["threads_batch"] == len(os.sched_getaffinity(0)), "0 takes all cores"
+    assert (blueprint.settings["kv_type"], blueprint.settings["cells"]) == ("q8_0", 1024)
+    assert blueprint.settings["created"] == int(model.stat().st_mtime)
+    assert blueprint.limits["max_batch"] == blueprint.settings["batch"]
+
+
+@pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])
+def test_the_engine_lives_where_the_configuration_says(in_process: bool, kind: type[object]) -> None:
+    assert isinstance(make_engine(config(in_process=in_process)), kind)
+
+
+def test_a_template_that_is_none_is_one_line() -> None:
+    async def main() -> None:
+        engine = make_engine(config(in_process=True))
+        await engine.start()
+        broken = msgspec.structs.replace(engine.info, chat_template="{% for")
+        engine._info = broken  # type: ignore[attr-defined]
+        with pytest.raises(StartupError, match="template"):
+            make_model(config(), engine)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_scripted_model_is_served_from_start_to_signal(in_process: bool) -> None:
+    seen: list[str] = []
+
+    def ready(url: str) -> None:
+        asyncio.get_running_loop().create_task(ask(url))
+
+    async def ask(url: str) -> None:
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                body = {"model": "scripted", "messages": [{"role": "user", "content": "count"}], "max_tokens": 4}
+                answer = await client.post("/v1/chat/completions", json=body)
+                seen.append(answer.json()["choices"][0]["message"]["content"])
+                seen.append(str((await client.get("/readyz")).status_code))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert uvloop.run(serve(config(in_process=in_process), ready)) == 0
+    assert seen == ["1 2 3 4 ", "200"]
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = dataclasses.replace(config(), server=Server(port=port))
+        with pytest.raises(StartupError, match=f"{port} on 127.0.0.1 is in use"):
+            asyncio.run(serve(given, lambda url: None))
+
+
+def test_a_model_file_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF and nothing else")
+    given = dataclasses.replace(config(), model=Model(path=str(model), alias="m"))
+    with pytest.raises(StartupError, match=r"cannot load the model file .*m\.gguf"):
+        uvloop.run(serve(given, lambda url: None))
