@@ -201,6 +201,15 @@ def test_a_real_wait_ends_with_an_abort() -> None:
     assert (entered, engine.aborts) == ([3600.0], 2)
 
 
+def test_an_abort_that_comes_just_before_a_step_is_for_that_one_alone() -> None:
+    engine = ScriptedEngine(ABC, step_s=0.001, prefill_s=3600.0)
+    engine.abort()
+    with pytest.raises(StepAborted):
+        engine.step([drawing(0, 0, [1], 1)])
+    engine.slots[0] = [1]
+    engine.step([drawing(0, 1, [1, 97], 1)])
+
+
 def test_steps_fail_where_the_script_says() -> None:
     engine = ScriptedEngine(ABC, fail_at=[2])
     engine.step([Chunk(0, 0, [1], None)])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from acceptance.asking import Asking, Wire, on_loop
 from acceptance.process import Process
@@ -264,9 +263,10 @@ HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 @pytest.mark.skipif(HARD != resource.RLIM_INFINITY and HARD < STREAMS + 500, reason=f"the hard limit here is {HARD}")
-def test_oc_41_thousands_of_streams_that_only_wait() -> None:
+@on_loop
+async def test_oc_41_thousands_of_streams_that_only_wait() -> None:
     with many_files(), idle_server(f"ulimit -Sn {SOFT}") as server:
-        uvloop.run(_thousands(server))
+        await _thousands(server)
         assert "ulimit" not in server.end()
 
 

@@ -488,6 +488,15 @@ def test_an_admission_never_takes_the_slot_another_one_copies_from() -> None:
     rig.check_empty()
 
 
+def test_who_finds_no_slot_waits() -> None:
+    rig = Rig(endless(), Limits(max_running=4), slots=2)
+    rids = [rig.submit(prompt(5, 101 + i), 3) for i in range(4)]
+    rig.step()
+    assert len(rig.scheduler.running) == 2
+    rig.run()
+    assert list(rig.transcript.over) == rids
+
+
 def test_the_only_slot_is_taken_although_it_holds_the_prefix() -> None:
     rig = Rig(endless(), Limits(max_running=1), slots=1)
     rig.submit(prompt(40), 1)

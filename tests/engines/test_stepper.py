@@ -71,7 +71,7 @@ def running(engine: ScriptedEngine, limits: Limits | None = None) -> Iterator[De
     desk: Desk
     stepper = Stepper(engine, limits or Limits(), ManualClock(), lambda *step: desk.delivered.put(step))
     desk = Desk(stepper)
-    thread = threading.Thread(target=stepper.run)
+    thread = threading.Thread(target=stepper.run, name="engine under test")
     thread.start()
     try:
         yield desk
@@ -271,6 +271,23 @@ def test_an_aborted_step_leaves_the_others_their_place() -> None:
         assert engine.batches == [[5], [1], [1], [1]]
 
 
+def test_a_cancel_by_who_has_just_heard_of_the_step_gives_it_up() -> None:
+    engine = ScriptedEngine(SCRIPT, prefill_s=3600.0)
+
+    def leave(events: list[Event], stats: EngineStats) -> None:
+        for event in events:
+            if isinstance(event, Admitted):
+                stepper.cancel(event.rid)
+
+    stepper = Stepper(engine, Limits(), ManualClock(), leave)
+    stepper.scheduler.submit(Generation(1, prompt(5), 9), 0.0)
+    plan = stepper.scheduler.plan(0.0)
+    assert plan is not None
+    stepper.step(plan)  # waits an hour if the cancel is lost
+    assert engine.aborts == 1
+    assert stepper.stats().prompt_tokens == 0
+
+
 def test_cancelling_what_waits_or_is_over_aborts_nothing() -> None:
     engine = Held()
     with running(engine, Limits(max_running=1)) as desk:
@@ -315,6 +332,20 @@ def test_pause_and_resume_take_effect_between_steps() -> None:
             engine.let_pass()
         desk.until(desk.ended(1))
         assert desk.text(1) == "abc"
+
+
+def test_a_call_runs_on_the_engine_thread_after_the_step() -> None:
+    engine = Held()
+    called: SimpleQueue[tuple[str, int]] = SimpleQueue()
+    with running(engine) as desk:
+        desk.stepper.submit(Generation(1, prompt(5), 1))
+        engine.wait_inside()
+        desk.stepper.call(lambda: called.put((threading.current_thread().name, len(engine.batches))))
+        assert called.empty()
+        engine.let_pass()
+        assert called.get(timeout=PATIENCE) == ("engine under test", 1)
+        desk.stepper.call(lambda: called.put((threading.current_thread().name, len(engine.batches))))
+        assert called.get(timeout=PATIENCE) == ("engine under test", 1), "when it is idle, too"
 
 
 # --- closing

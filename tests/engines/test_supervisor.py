@@ -295,6 +295,18 @@ def test_close_while_the_model_loads_ends_the_start(
     run(main)
 
 
+def test_the_worker_gets_the_environment_it_is_given(factory: Callable[[str], str]) -> None:
+    name = factory("raise StartupError(os.environ['MARK'])")
+
+    async def main() -> None:
+        environment = {**os.environ, "MARK": "seen"}
+        engine = WorkerEngine(Blueprint(name, {}, {}), FROZEN, environment=environment)
+        with pytest.raises(StartupError, match="seen"):
+            await soon(engine.start())
+
+    run(main)
+
+
 # --- dying
 
 

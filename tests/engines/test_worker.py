@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -15,7 +16,7 @@ import pytest
 
 from headrace.core.errors import StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
-from headrace.core.request import Generation
+from headrace.core.request import Generation, Sampling
 from headrace.engines import frames
 from headrace.engines.frames import Broken, Cancel, Pause, Ping, Pong, Ready, Report, Step, Submit
 from headrace.engines.worker import Blueprint, build
@@ -71,8 +72,11 @@ class Wire:
 
 
 @contextmanager
-def spawned(first: bytes) -> Iterator[Wire]:
+def spawned(first: bytes, *, buffer: int | None = None) -> Iterator[Wire]:
+    """`buffer`: bytes that the worker's socket takes before it is full."""
     ours, theirs = socket.socketpair()
+    if buffer is not None:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     ours.settimeout(PATIENCE)
     with ours:
         with theirs:
@@ -142,6 +146,25 @@ def test_a_frame_a_step() -> None:
         assert all(wire.text(rid) == "abcd" for rid in range(8))
 
 
+@pytest.mark.parametrize(("size", "tokens"), [(1, 1000), (20_000, 60)])
+def test_a_server_that_reads_slowly_gets_everything_in_order(size: int, tokens: int) -> None:
+    script = [[c * size] for (c,) in LETTERS * 40][:tokens]
+    with spawned(blueprint(script=script), buffer=4096) as wire:
+        sampling = Sampling(logprobs=5 if size == 1 else None)
+        wire.send(*(Submit(Generation(rid, [rid, 2], tokens, sampling=sampling)) for rid in range(4)))
+        wire.until(lambda r: sum(map(is_end, wire.events)) == 4)
+        text = "".join(token for (token,) in script)
+        assert all(wire.text(rid) == text for rid in range(4))
+
+
+def test_it_keeps_the_limits_it_is_given() -> None:
+    with spawned(blueprint()) as wire:
+        wire.send(Submit(Generation(1, [7] * 250, 1)))
+        report = wire.until(lambda r: isinstance(r, Step) and any(map(is_end, r.events)))
+        assert isinstance(report, Step)
+        assert report.stats.steps == 3, "chunks of 100"
+
+
 def test_a_model_that_cannot_be_loaded_is_told_and_ends_it() -> None:
     settings = {"path": "/nowhere.gguf", "name": "x"}
     with spawned(framed(Blueprint("headrace.engines.llama:worker", settings, {}))) as wire:
@@ -183,6 +206,14 @@ def test_it_ends_with_its_socket(busy: bool) -> None:
         if busy:
             wire.send(Submit(Generation(1, [1] * 500, 3)))
             wire.until_event(lambda e: isinstance(e, Admitted))
+        wire.sock.close()
+        assert wire.exit_code() == 0
+        assert wire.stderr() == b""
+
+
+def test_it_ends_quietly_when_its_last_words_were_not_read() -> None:
+    with spawned(blueprint()) as wire:
+        assert select.select([wire.sock], [], [], PATIENCE)[0]
         wire.sock.close()
         assert wire.exit_code() == 0
         assert wire.stderr() == b""
