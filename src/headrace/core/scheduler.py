@@ -166,11 +166,11 @@ class Scheduler:
         admissions: list[Admission] = []
         prefilling = [s for s in self.running if s.pending > 1 and not s.paused]
         promised = self._pool.held + sum(s.pending for s in self.running)
-        counted: dict[int | None, int] = {s.slot: s.computed for s in self.running}
-        """Slot → how many of its cells are in `promised`."""
+        counted: dict[int | None, int] = {s.slot: s.computed for s in self.running}  # its cells in `promised`
         slots = self._pool.slots_free + len(self._idle)
+        most = min(self.limits.max_running - len(self.running), slots)
         for sequence in self.waiting:
-            if budget <= 0 or len(self.running) + len(admissions) >= self.limits.max_running:
+            if budget <= 0 or len(admissions) >= most:
                 break
             if sequence.paused:
                 continue
