@@ -96,7 +96,7 @@ class Server:
         "A reader that takes nothing for this long is disconnected.")
     drain_s: float = _row(30.0, "s", low=0, high=3600, help=
         "How long running answers may take to finish after SIGTERM or Ctrl-C.")
-    slice_us: int = _row(100, "µs", low=0, high=100_000, help=
+    slice_us: int = _row(500, "µs", low=0, high=100_000, help=
         "Time slice to ask the kernel for (Linux 6.12 or later): the shorter, the sooner the server runs when a token "
         "is there, at the same share of the CPU. 0 asks for none; from 100 up it is granted.")
     max_pending_events: int = _row(256, "events", low=2, high=65536, help=
@@ -122,7 +122,7 @@ class Engine:
         "if the engine crashes, the server goes with it.")
     threads: int = _row(0, "threads", low=0, high=1024, help="Threads for a step of one token; 0 takes all cores.")
     threads_batch: int = _row(0, "threads", low=0, high=1024, help="Threads for larger steps; 0 takes all cores.")
-    spin: int = _row(1000, "turns", low=0, high=10**9, help=
+    spin: int = _row(20000, "turns", low=0, high=10**9, help=
         "How long a compute thread waits busily for the others before it sleeps (GOMP_SPINCOUNT of the engine, "
         "unless the environment sets that). The library's own 300000 lets a step that shares its cores with anything "
         "else take many times as long. 0 leaves it to the library.")

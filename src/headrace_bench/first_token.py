@@ -12,6 +12,7 @@ over rounds is the figure; every round stays in the result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import subprocess
@@ -100,35 +101,48 @@ def words(rng: random.Random, n: int) -> str:
 
 
 def decode(lab: Lab) -> dict[str, Any]:
-    """Bar: >= 0.93."""
+    """Bar: >= 0.93. The peer's ratio stands beside it: both pay for the client, which shares the cores."""
+    question = "Write a long story about a river."
     body = {
         "model": lab.model.stem,
-        "messages": [{"role": "user", "content": "Write a long story about a river."}],
+        "messages": [{"role": "user", "content": question}],
         "temperature": 0,
-        "max_tokens": 201,
-        "logit_bias": {"2": -100},
+        "max_tokens": 300,
+        "stream_options": {"include_usage": True},
     }
-    prompt = "<|im_start|>user\nWrite a long story about a river.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     rounds: list[dict[str, float]] = []
-    with lab.headrace() as server:
-        asyncio.run(chat(server.url, {**body, "max_tokens": 20}))
-        for _ in range(lab.rounds):
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(lab.headrace())]
+        if lab.llama_server is not None:
+            servers.append(stack.enter_context(lab.peer()))
+        # Greedy: every answer of a server is the same.
+        tokens = [asyncio.run(chat(server.url, body)).tokens or 0 for server in servers]
+        for i in range(lab.rounds):
             bare = subprocess.run(
-                [sys.executable, "-c", BARE, str(lab.model), prompt, "200", str(lab.threads)],
+                [sys.executable, "-c", BARE, str(lab.model), prompt, str(tokens[0] - 1), str(lab.threads)],
                 capture_output=True,
                 check=True,
                 text=True,
             )
-            answer = asyncio.run(chat(server.url, body))
-            ours = _rate(answer)
-            bare_rate = float(json.loads(bare.stdout))
-            rounds.append({"bare_tok_s": bare_rate, "stream_tok_s": ours, "ratio": ours / bare_rate})
-    return {"ratio": median([r["ratio"] for r in rounds]), "rounds": rounds}
+            found = {"bare_tok_s": float(json.loads(bare.stdout))}
+            for server in servers if i % 2 else servers[::-1]:
+                found[f"{server.name}_tok_s"] = _rate(asyncio.run(chat(server.url, body)))
+            rounds.append(found)
+    ratios = {
+        "ratio" if server is servers[0] else "peer_ratio": median(
+            [r[f"{server.name}_tok_s"] / r["bare_tok_s"] for r in rounds]
+        )
+        for server in servers
+    }
+    return {**ratios, "rounds": rounds}
 
 
 def _rate(answer: Answer) -> float:
-    """Tokens per second after the first text; the server says how many tokens there were by max_tokens."""
-    return 200 / (answer.stamps[-1] - answer.stamps[0])
+    """Tokens per second from the first text to the last; how many there were the server's usage says."""
+    assert answer.tokens is not None
+    assert answer.tokens > 150, "too short an answer to time"
+    return (answer.tokens - 1) / (answer.stamps[-1] - answer.stamps[0])
 
 
 def peers(lab: Lab, only: Sequence[str]) -> dict[str, Any]:

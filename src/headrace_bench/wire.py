@@ -24,6 +24,8 @@ class Answer:
 
     stamps: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    tokens: int | None = None
+    """By the server's usage, if it was asked for."""
     timeline: dict[str, Any] | None = None
     """What a Headrace says of itself, in ms."""
 
@@ -79,6 +81,8 @@ def _take(data: bytes, now: float, answer: Answer) -> bool:
     if text:
         answer.stamps.append(now)
         answer.texts.append(text)
+    if event.get("usage"):
+        answer.tokens = event["usage"]["completion_tokens"]
     if "headrace" in event:
         answer.timeline = event["headrace"].get("timeline")
     return False

@@ -40,13 +40,14 @@ def test_only_text_counts() -> None:
         + event("a")
         + event("b")
         + b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"headrace":{"timeline":{"ttft":5}}}\n\n'
-        + b'data: {"choices":[],"usage":{}}\n\ndata: [DONE]\n\n'
+        + b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\ndata: [DONE]\n\n'
     )
     answer = asyncio.run(against(stream))
     assert answer.texts == ["a", "b"]
     assert len(answer.stamps) == 2
     assert len(answer.gaps) == 1
     assert answer.timeline == {"ttft": 5}
+    assert answer.tokens == 3
 
 
 def test_events_cut_anywhere_are_whole() -> None:

@@ -1,16 +1,21 @@
-"""What one engine step computes and what it gives: the words between scheduler and engine."""
+"""What one engine step computes and what it gives: the words between scheduler and engine.
+
+What is made anew at every step is a Struct: between two steps all caches are cold, and a frozen dataclass sets its
+fields one by one through a Python-level call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.core.events import TokenLogprob
 from headrace.core.request import Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, gc=False):
     """Draw one token from the chunk's last position."""
 
     sampling: Sampling
@@ -24,8 +29,7 @@ class Draw:
     """How many of `history` are the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Consecutive tokens of one sequence to compute."""
 
     slot: int
@@ -37,8 +41,7 @@ class Chunk:
     """None: more of the prompt follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True, gc=False):
     """Tokens drawn for one chunk: one, or several for a burst; the KV holds all but the last."""
 
     tokens: tuple[int, ...]
@@ -46,8 +49,7 @@ class Drawn:
     """One for each token if asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """`drawn[i]` belongs to chunk i, None where it had no `draw`."""
 
     drawn: tuple[Drawn | None, ...]

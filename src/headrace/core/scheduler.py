@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
 from headrace.core.kv import CellPool, PrefixIndex
 from headrace.core.plan import Chunk, Copy, Draw, Drawn, KvOp, StepResult, Trim
@@ -54,16 +56,14 @@ class Admission:
     shared: int
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, gc=False):
     """A sequence's part of a step: its next `count` tokens."""
 
     sequence: Sequence
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """One step. `shares` in batch order: decodes, then prompts; none when it only sends a sequence back."""
 
     shares: tuple[Share, ...]
@@ -142,6 +142,8 @@ class Scheduler:
         active = [s for s in self.running if not s.paused]
         shares = [Share(s, 1) for s in active if s.decoding]
         reading = len(shares)
+        if reading == len(active) and not self.waiting and reading <= self._pool.free:
+            return Plan(tuple(shares)) if shares else None  # most steps: everybody decodes, nobody waits
         budget = self.limits.prefill_chunk_busy if reading else self.limits.prefill_chunk
         budget = min(budget, self.limits.max_batch - reading)
         for sequence in active:
@@ -222,6 +224,8 @@ class Scheduler:
 
     def begin(self, plan: Plan, now: float) -> list[Event]:
         """Carry out the plan's admissions and preemptions in the books, and make room for its tokens."""
+        if not plan.admissions and not plan.preempted and plan.tokens <= self._pool.free:
+            return []
         for sequence in plan.preempted:
             self._preempt(sequence)
         sources = {admission.source for admission in plan.admissions}

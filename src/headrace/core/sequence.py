@@ -57,7 +57,8 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Its reader waits for the next token: the first one is out."""
-        return self.drawn > 0 and self.pending == 1
+        n = len(self.tokens)
+        return n - self.computed == 1 and n > len(self.generation.prompt)
 
 
 def sequences(generation: Generation, now: float) -> list[Sequence]:

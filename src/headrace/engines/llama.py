@@ -27,7 +27,7 @@ from headrace.core.errors import StartupError
 from headrace.core.plan import Chunk, Drawn, StepResult
 from headrace.core.sampler import draw
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
-from headrace.engines.llama_lib import ABORT_CALLBACK, C, recent_log
+from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
 from headrace.engines.vocab import Vocabulary, open_model
 
 _KV_TYPES = {"f16": 1, "q8_0": 8}
@@ -177,6 +177,13 @@ class LlamaEngine:
         drawing: list[int] = []
         row = 0
         for i, chunk in enumerate(chunks):
+            if len(chunk.tokens) == 1:  # a decode: four items cost a fraction of four slices
+                self._token[row], self._pos[row], self._seq[row] = chunk.tokens[0], chunk.start, chunk.slot
+                self._output[row] = chunk.draw is not None
+                if chunk.draw is not None:
+                    drawing.append(i)
+                row += 1
+                continue
             end = row + len(chunk.tokens)
             self._token[row:end] = chunk.tokens
             self._pos[row:end] = range(chunk.start, chunk.start + len(chunk.tokens))
@@ -191,11 +198,11 @@ class LlamaEngine:
 
     def _outputs(self, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The logits of the step's outputs, (n, n_vocab), a view over the library's buffer."""
-        pointer = C.llama_get_logits(self._context)
-        address = ctypes.addressof(pointer.contents)
+        address: int = logits_address(self._context)
         if address != self._logits_at or len(self._logits) < n:
             # Wrapping C memory costs as much as a draw; the buffer moves only when it grows.
             shape = (max(n, len(self._logits)), self.info.n_vocab)
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             self._logits = np.ctypeslib.as_array(pointer, shape)
             self._logits_at = address
         return self._logits[:n]

@@ -12,7 +12,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
-__all__ = ["ABORT_CALLBACK", "C", "load_model", "model_meta", "recent_log"]
+__all__ = ["ABORT_CALLBACK", "C", "load_model", "logits_address", "model_meta", "recent_log"]
 
 _LOG_ERROR = 4
 _log: deque[str] = deque(maxlen=8)
@@ -32,6 +32,11 @@ C.llama_backend_init()
 # times a step, so the C library's own strlen is the flag reader: of b"\0" it is 0, "go on"; of b"\1\0" it is 1,
 # "abort". bool(void *) and size_t(const char *) agree in every C ABI that llama.cpp runs on.
 ABORT_CALLBACK = ctypes.cast(ctypes.CDLL(None).strlen, C.ggml_abort_callback)
+
+
+# The same function as C.llama_get_logits, but with the address as a plain number: making and reading a pointer object
+# costs as much as the draw that follows.
+logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", C._lib))
 
 
 def recent_log() -> str:

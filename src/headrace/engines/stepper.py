@@ -102,6 +102,8 @@ class Stepper:
 
     def _drain(self, *, block: bool) -> None:
         """Carry out waiting commands; wait for the first one if there is nothing else to do."""
+        if not block and self._inbox.empty():
+            return
         try:
             command = self._inbox.get() if block else self._inbox.get_nowait()
             while True:

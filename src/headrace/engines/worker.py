@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -119,7 +120,11 @@ def main(fd: int) -> int:
 def _read(sock: socket.socket, stepper: Stepper, writer: _Writer) -> None:
     """Carry out commands until the server is gone, then end the process, whatever it computes."""
     decoder = frames.command_decoder()
-    while data := _receive(sock):
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    # Linux wakes whoever sleeps in recv() also when the other end has read what we wrote: once a token, beside the step
+    # that computes the next. poll() sleeps through that.
+    while poll.poll() and (data := _receive(sock)):
         for command in decoder.feed(data):
             match command:
                 case frames.Submit(generation):
