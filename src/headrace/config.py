@@ -134,7 +134,7 @@ class Engine:
         "Sequences that are computed at the same time; more wait in the queue.")
     slots: int = _row(64, "sequences", low=1, high=256, help=
         "KV sequence ids, for running sequences and for finished ones kept for reuse.")
-    prefill_chunk: int = _row(512, "tokens", low=1, high=8192, help=
+    prefill_chunk: int = _row(256, "tokens", low=1, high=8192, help=
         "Prompt tokens a step while nobody is being answered.")
     prefill_chunk_busy: int = _row(128, "tokens", low=1, high=8192, help=
         "Prompt tokens a step while somebody is being answered: smaller is smoother for readers, slower for newcomers.")
