@@ -15,6 +15,8 @@ import uvloop
 from headrace.server.app import App
 from headrace.server.launch import Service, listen
 
+TEST_S = 60.0
+
 
 async def until(reached: Callable[[], bool]) -> None:
     """Turn the loop, sockets included, until `reached`."""
@@ -98,10 +100,14 @@ async def serving(
 
 
 def on_uvloop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a coroutine test on the loop that we serve on."""
+    """Run a coroutine test on the loop that we serve on, for TEST_S at most: pytest's own limit cannot stop uvloop."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(TEST_S):
+            await test()
 
     def wrapper() -> None:
-        uvloop.run(test())
+        uvloop.run(limited())
 
     wrapper.__name__ = test.__name__
     return wrapper
