@@ -10,6 +10,7 @@ takes its workers along; signals belong to the server.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -113,6 +114,8 @@ def main(fd: int) -> int:
     stepper = Stepper(engine, Limits(**blueprint.limits), time.monotonic, writer.step)
     writer.send(frames.Ready(engine.info))
     threading.Thread(target=_read, args=(sock, stepper, writer), name="reader", daemon=True).start()
+    gc.collect()
+    gc.freeze()  # the collector need not walk over what was loaded while somebody waits for a token
     stepper.run()
     return 0
 
