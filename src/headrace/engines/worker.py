@@ -50,9 +50,8 @@ def build(blueprint: Blueprint) -> StepEngine:
 class _Writer:
     """Writes frames in order: at once while the socket takes them, through a thread of its own when it does not.
 
-    A frame of a step is some hundred bytes into a socket pair, a few microseconds. Handing it to the thread instead
-    cost the computing thread a fight for the GIL and the server 0.1 ms in which it could have run beside the next
-    plan.
+    A frame of a step is some hundred bytes into a socket pair: 0.04 ms between two steps. The thread took 0.08 ms of
+    CPU a token for the same, beside the next step, and woke up in competition for the GIL.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -167,7 +167,7 @@ class Stream:
         """The common case without a detour: one piece of text for a begun stream whose reader keeps up.
 
         Through the mailbox the same chunk costs a future, a turn of the loop and six coroutine frames, all with caches
-        that the engine has just emptied (measured beside a computing engine: 0.25 ms a token that way).
+        that the engine has just emptied (server CPU beside a computing engine: 0.25 ms a token, and 0.20 ms this way).
         """
         channel = self._exchange.channel
         if type(event) is not Delta or not event.text or self._out or self._beat_due:
