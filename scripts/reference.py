@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headrace.config import SECTIONS, SETTINGS, Value
 from headrace.observe.metrics import Metrics
+from headrace.settings import SECTIONS, SETTINGS, Value
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "<!-- Written by scripts/docs from {source}: change that, then run it. -->"
@@ -14,7 +14,7 @@ WRITTEN = "<!-- Written by scripts/docs from {source}: change that, then run it.
 
 def settings() -> Iterator[str]:
     yield from (
-        WRITTEN.format(source="the rows in src/headrace/config.py"),
+        WRITTEN.format(source="the rows in src/headrace/settings.py"),
         "",
         "# Settings",
         "",

@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from headrace.compose import batch_size, make_blueprint, make_engine, make_limits, make_model, serve
-from headrace.config import Config, Engine, Model, Server
 from headrace.core.errors import StartupError
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
+from headrace.settings import Config, Engine, Model, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
 
@@ -28,7 +28,7 @@ def config(**engine: Any) -> Config:
 
 def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
     assert [batch_size(n) for n in (1, 64, 65, 528)] == [64, 64, 128, 576]
-    limits = make_limits(config(prefill_chunk=512, prefill_chunk_busy=600, max_running=16))
+    limits = make_limits(config(step_tokens=600, max_running=16))
     assert limits.max_batch >= 616
     assert limits.max_batch % 64 == 0
 

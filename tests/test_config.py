@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import SETTINGS, Config, Setting, Value, cache_home, engine_environment, load, nearest
+from headrace.config import cache_home, engine_environment, load, nearest
 from headrace.core.errors import StartupError
+from headrace.settings import SETTINGS, Config, Setting, Value
 
 NOWHERE = {"XDG_CONFIG_HOME": "/nonexistent"}
 

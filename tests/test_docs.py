@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import SETTINGS
 from headrace.observe.metrics import Metrics
+from headrace.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

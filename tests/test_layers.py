@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("compose",),
     ("config", "models"),
+    ("settings",),
     ("testing",),
     ("server",),
     ("observe",),

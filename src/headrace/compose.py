@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import Config, engine_environment
+from headrace.config import engine_environment
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
 from headrace.core.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ from headrace.server.model import ServedModel
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
+from headrace.settings import Config
 from headrace.testing import ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
@@ -95,9 +96,9 @@ def make_limits(config: Config) -> Limits:
     e = config.engine
     return Limits(
         max_running=e.max_running,
-        max_batch=batch_size(max(e.prefill_chunk, e.prefill_chunk_busy) + e.max_running),
-        prefill_chunk=e.prefill_chunk,
-        prefill_chunk_busy=e.prefill_chunk_busy,
+        max_batch=batch_size(e.step_tokens + e.max_running),
+        prefill_chunk=256,
+        prefill_chunk_busy=128,
         idle_cells=e.idle_cells,
         prefix_cache=e.prefix_cache,
     )

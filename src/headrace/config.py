@@ -1,9 +1,8 @@
-"""Every setting, once: rows → one frozen `Config`.
+"""From files, environment and flags to one frozen `Config`.
 
     defaults  <  TOML file  <  environment  <  flags          the later source wins
 
-Rules: a setting is one `_row` below and nothing else; its dotted name is `section.field`, its environment variable
-`HEADRACE_SECTION_FIELD`. Only this module reads configuration files, environment variables and the XDG paths. What
+Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths. What
 cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a `Config`.
 """
 
@@ -15,176 +14,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from headrace.core.errors import StartupError
-
-Value = bool | int | float | str
-T = TypeVar("T", bound=Value)
-
-PREFIX = "HEADRACE_"
-MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A row. The default's type is the setting's type."""
-
-    name: str
-    """Dotted: `server.port`."""
-    default: Value
-    unit: str
-    """"" where there is none."""
-    help: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    secret: bool = False
-    """Its value appears in no message."""
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return PREFIX + self.name.replace(".", "_").upper()
-
-    @property
-    def bounds(self) -> str:
-        """What it may be, in words; "" where anything of its type will do."""
-        if self.choices:
-            return ", ".join(self.choices)
-        if isinstance(self.default, bool):
-            return "true, false"
-        return "" if self.low is None or self.high is None else f"{self.low:.12g} to {self.high:.12g}"
-
-
-def _row(
-    default: T,
-    unit: str,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    secret: bool = False,
-) -> T:
-    """A dataclass field that carries its row. Typed as its value, so that sections are checked like any dataclass."""
-    row = Setting("", default, unit, help, low, high, choices, secret)
-    return field(default=default, repr=not secret, metadata={"row": row})
-
-
-# fmt: off
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The HTTP side."""
-
-    host: str = _row("127.0.0.1", "", help=
-        "Address to listen on. One that other machines can reach needs `server.key`, or `server.insecure`.")
-    port: int = _row(8000, "", low=0, high=65535, help="Port to listen on; 0 takes a free one.")
-    key: str = _row("", "", secret=True, help=
-        "API key that clients must send as a bearer token; empty asks for none. "
-        "Rather set its environment variable than a flag: other users can read a command line.")
-    insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
-    body_limit_bytes: int = _row(10 * MIB, "bytes", low=1024, high=1024 * MIB, help=
-        "Largest request body; a larger one is answered with 413.")
-    header_hold_s: float = _row(1.0, "s", low=0, high=60, help=
-        "How long a stream's headers wait for the first text, so that they carry its timing and an honest status.")
-    heartbeat_s: float = _row(15.0, "s", low=0.1, high=3600, help=
-        "A stream that is silent for this long gets a comment line, so that proxies keep it open.")
-    write_timeout_s: float = _row(60.0, "s", low=0.1, high=3600, help=
-        "A reader that takes nothing for this long is disconnected.")
-    drain_s: float = _row(30.0, "s", low=0, high=3600, help=
-        "How long running answers may take to finish after SIGTERM or Ctrl-C.")
-    slice_us: int = _row(500, "µs", low=0, high=100_000, help=
-        "Time slice to ask the kernel for (Linux 6.12 or later): the shorter, the sooner the server runs when a token "
-        "is there, at the same share of the CPU. 0 asks for none; from 100 up it is granted.")
-    max_pending_events: int = _row(256, "events", low=2, high=65536, help=
-        "Events kept for one slow reader before its sequence is paused.")
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What is served."""
-
-    path: str = _row("smollm2-135m", "", help=
-        "A name that `headrace pull` knows, `hf:ORG/REPO/FILE.gguf`, or the path of a GGUF file. `scripted:RATE` "
-        "computes nothing and writes numbers at so many tokens per second: for testing what stands before the server.")
-    alias: str = _row("", "", help="The name clients use; empty derives it from `model.path`.")
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The embedded engine: memory and scheduling."""
-
-    in_process: bool = _row(False, "", help=
-        "Run the engine inside the server process instead of a child, for tests and embedding: "
-        "if the engine crashes, the server goes with it.")
-    threads: int = _row(0, "threads", low=0, high=1024, help="Threads for a step of one token; 0 takes all cores.")
-    threads_batch: int = _row(0, "threads", low=0, high=1024, help="Threads for larger steps; 0 takes all cores.")
-    spin: int = _row(20000, "turns", low=0, high=10**9, help=
-        "How long a compute thread waits busily for the others before it sleeps (GOMP_SPINCOUNT of the engine, "
-        "unless the environment sets that). The library's own 300000 lets a step that shares its cores with anything "
-        "else take many times as long. 0 leaves it to the library.")
-    cells: int = _row(16384, "tokens", low=256, high=2**24, help=
-        "KV cells in the pool that all sequences share, one a token.")
-    context: int = _row(0, "tokens", low=0, high=2**24, help=
-        "Most tokens of one sequence, prompt and answer together; 0 takes the model's limit, or all cells if fewer.")
-    max_running: int = _row(16, "sequences", low=1, high=256, help=
-        "Sequences that are computed at the same time; more wait in the queue.")
-    slots: int = _row(64, "sequences", low=1, high=256, help=
-        "KV sequence ids, for running sequences and for finished ones kept for reuse.")
-    prefill_chunk: int = _row(256, "tokens", low=1, high=8192, help=
-        "Prompt tokens a step while nobody is being answered.")
-    prefill_chunk_busy: int = _row(128, "tokens", low=1, high=8192, help=
-        "Prompt tokens a step while somebody is being answered: smaller is smoother for readers, slower for newcomers.")
-    idle_cells: int = _row(1536, "tokens", low=0, high=2**24, help=
-        "KV cells that finished sequences may keep for reuse; they give way when a running one needs them. Every step "
-        "pays for the width of the pool: 4096 made short prompts 20 % slower on two cores.")
-    kv_type: str = _row("f16", "", choices=("f16", "q8_0"), help=
-        "Type of the KV cache. `q8_0` takes half the memory and is slower on a CPU.")
-    flash_attention: bool = _row(True, "", help=
-        "Flash attention. Without it a step costs more the more cells other sequences hold.")
-    prefix_cache: bool = _row(True, "", help="Reuse the KV of prompts with the same beginning.")
-    max_waiting: int = _row(256, "requests", low=0, high=65536, help=
-        "Requests that may wait for a place; one more is answered with 503.")
-    queue_timeout_s: float = _row(30.0, "s", low=0.1, high=3600, help=
-        "A request that waited this long for a place is answered with 503.")
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """What is written to stderr."""
-
-    level: str = _row("info", "", choices=("debug", "info", "warning", "error"), help=
-        "Least serious level to write. Requests are logged at `info`, never with their content.")
-# fmt: on
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """All settings, checked. `Config()` is the defaults."""
-
-    server: Server = field(default_factory=Server)
-    model: Model = field(default_factory=Model)
-    engine: Engine = field(default_factory=Engine)
-    log: Log = field(default_factory=Log)
-
-
-SECTIONS: Mapping[str, type[Any]] = {"server": Server, "model": Model, "engine": Engine, "log": Log}
-
-
-def _rows() -> Iterator[Setting]:
-    for section, kind in SECTIONS.items():
-        for part in fields(kind):
-            row: Setting = part.metadata["row"]
-            yield Setting(
-                f"{section}.{part.name}", row.default, row.unit, row.help, row.low, row.high, row.choices, row.secret
-            )
-
-
-SETTINGS: Mapping[str, Setting] = {row.name: row for row in _rows()}
-"""Dotted name → row, in the order of the reference page."""
+from headrace.settings import PREFIX, SECTIONS, SETTINGS, Config, Setting, Value
 
 
 def engine_environment(spin: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:

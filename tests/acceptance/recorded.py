@@ -19,7 +19,6 @@ from typing import Any
 
 from acceptance.asking import Asking, Wire
 from headrace.compose import make_blueprint, make_limits, make_model
-from headrace.config import Config, Engine, Model
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepEngine
 from headrace.engines.local import LocalEngine
@@ -29,6 +28,7 @@ from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
 from headrace.server.model import ServedModel
+from headrace.settings import Config, Engine, Model
 from server.socket_client import Running, serving, until
 
 

@@ -8,8 +8,8 @@ from headrace import __version__
 from headrace.cli import main
 from headrace.cli import pull as pull_verb
 from headrace.cli import serve as serve_verb
-from headrace.config import Value
 from headrace.core.errors import StartupError
+from headrace.settings import Value
 
 
 def status_of(*arguments: str) -> int:

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from headrace.cli import serve
-from headrace.config import Config
 from headrace.core.errors import StartupError
+from headrace.settings import Config
 
 URL = "http://127.0.0.1:8000"
 

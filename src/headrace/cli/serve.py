@@ -17,9 +17,10 @@ from rich.text import Text
 from headrace import __version__
 from headrace.cli.output import console
 from headrace.cli.pull import fetch
-from headrace.config import Config, Value, load
+from headrace.config import load
 from headrace.core.errors import StartupError
 from headrace.models import alias_of, script_rate
+from headrace.settings import Config, Value
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 

@@ -62,6 +62,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     logprobs: tuple[TokenLogprob, ...] = ()
     marks: Marks | None = None
     """On the first delta with text."""
+    ids: tuple[int, ...] = ()
+    """The tokens themselves, `tokens` of them: what a replay goes on from."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):

@@ -27,6 +27,10 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     """The sequence so far, for penalties; only read, and only when a penalty is on."""
     prompt: int
     """How many of `history` are the prompt."""
+    drafts: int = 0
+    """The chunk's last `drafts` tokens are guesses: token i of the answer is drawn from the row before guess i, for as
+    long as the guesses before it turned out right. `position` and `history` are those of the first drawn token, so
+    that `history` ends before the guesses."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +68,26 @@ class Copy:
     source: int
     target: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy positions [start, end) of a slot out of the KV, to be kept under `key`."""
+
+    slot: int
+    start: int
+    end: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Put what is kept under `key` back into a slot that holds [0, start): its positions become [0, end)."""
+
+    slot: int
+    start: int
+    end: int
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,18 @@ from typing import Any
 import msgspec
 
 
+class Decay(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Temperature that falls along the answer: before token number i (from 0) of the answer it is
+    max(floor, temperature · factor^(i // every)), and never above `temperature`."""
+
+    every: int
+    """Tokens between two reductions, >= 1."""
+    factor: float
+    """0 < factor <= 1"""
+    floor: float
+    """>= 0"""
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the next token is drawn. Ranges are checked by `protocol/`."""
 
@@ -30,6 +42,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """0 <= seed < 2**63. A request without one gets a random one at the edge."""
     logprobs: int | None = None
     """None: off. k >= 0: the drawn token's and the k likeliest alternatives'."""
+    decay: Decay | None = None
+    """None: the temperature stays as it is."""
+
+
+INTERACTIVE, BATCH = 0, 1
+"""Priorities: somebody waits for it; nobody does, it may be passed by all others."""
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +65,14 @@ class Generation(msgspec.Struct, frozen=True, array_like=True):
     sampling: Sampling = Sampling()
     cache: bool = True
     """False: neither read nor leave cached prefixes."""
+    priority: int = INTERACTIVE
+    deadline: float | None = None
+    """Seconds from arrival within which the first token is wanted; None: as the engine's settings say."""
+    salt: str = ""
+    """Whose cached prefixes it may see: those of the same salt, and those of no salt that were pinned for all."""
+    resume: tuple[tuple[int, ...] | None, ...] = ()
+    """A replay: for each choice the tokens that its reader has seen; None for a choice that is over. Empty: a new
+    generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +89,9 @@ class Options:
     timings: bool = False
     """`"headrace": {"timings": true}`: the timeline on the last chunk."""
     cache: bool = True
+    priority: int = INTERACTIVE
+    deadline: float | None = None
+    """Seconds; see Generation."""
 
 
 @dataclass(frozen=True, slots=True)

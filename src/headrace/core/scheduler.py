@@ -343,8 +343,17 @@ class Scheduler:
             assert restored is not None
             assert prefilled is not None
             marks = Marks(sequence.arrived, scheduled, restored, prefilled, now)
+        n = sequence.untold
         events.append(
-            Delta(sequence.generation.rid, sequence.index, text, sequence.untold, tuple(sequence.unsaid), marks)
+            Delta(
+                sequence.generation.rid,
+                sequence.index,
+                text,
+                n,
+                tuple(sequence.unsaid),
+                marks,
+                tuple(sequence.tokens[-n:]),
+            )
         )
         sequence.untold = 0
         sequence.unsaid.clear()

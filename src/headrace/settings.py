@@ -1,0 +1,261 @@
+"""Every setting, once: a row of a section, and the frozen `Config` they make.
+
+Rules: a setting is one `_row` below and nothing else; its dotted name is `section.field`, its environment variable
+`HEADRACE_SECTION_FIELD`. `config` reads and checks them; nobody else makes one but from a `Config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+Value = bool | int | float | str
+T = TypeVar("T", bound=Value)
+
+PREFIX = "HEADRACE_"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row. The default's type is the setting's type."""
+
+    name: str
+    """Dotted: `server.port`."""
+    default: Value
+    unit: str
+    """"" where there is none."""
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+    """Its value appears in no message."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def bounds(self) -> str:
+        """What it may be, in words; "" where anything of its type will do."""
+        if self.choices:
+            return ", ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true, false"
+        return "" if self.low is None or self.high is None else f"{self.low:.12g} to {self.high:.12g}"
+
+
+def _row(
+    default: T,
+    unit: str,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> T:
+    """A dataclass field that carries its row. Typed as its value, so that sections are checked like any dataclass."""
+    row = Setting("", default, unit, help, low, high, choices, secret)
+    return field(default=default, repr=not secret, metadata={"row": row})
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The HTTP side."""
+
+    host: str = _row("127.0.0.1", "", help=
+        "Address to listen on. One that other machines can reach needs `server.key`, or `server.insecure`.")
+    port: int = _row(8000, "", low=0, high=65535, help="Port to listen on; 0 takes a free one.")
+    key: str = _row("", "", secret=True, help=
+        "API key that clients must send as a bearer token; empty asks for none. "
+        "Rather set its environment variable than a flag: other users can read a command line.")
+    insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
+    body_limit_bytes: int = _row(10 * MIB, "bytes", low=1024, high=1024 * MIB, help=
+        "Largest request body; a larger one is answered with 413.")
+    header_hold_s: float = _row(1.0, "s", low=0, high=60, help=
+        "How long a stream's headers wait for the first text, so that they carry its timing and an honest status.")
+    heartbeat_s: float = _row(15.0, "s", low=0.1, high=3600, help=
+        "A stream that is silent for this long gets a comment line, so that proxies keep it open.")
+    write_timeout_s: float = _row(60.0, "s", low=0.1, high=3600, help=
+        "A reader that takes nothing for this long is disconnected.")
+    drain_s: float = _row(30.0, "s", low=0, high=3600, help=
+        "How long running answers may take to finish after SIGTERM or Ctrl-C.")
+    slice_us: int = _row(500, "µs", low=0, high=100_000, help=
+        "Time slice to ask the kernel for (Linux 6.12 or later): the shorter, the sooner the server runs when a token "
+        "is there, at the same share of the CPU. 0 asks for none; from 100 up it is granted.")
+    max_pending_events: int = _row(256, "events", low=2, high=65536, help=
+        "Events kept for one slow reader before its sequence is paused.")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served."""
+
+    path: str = _row("smollm2-135m", "", help=
+        "A name that `headrace pull` knows, `hf:ORG/REPO/FILE.gguf`, or the path of a GGUF file. `scripted:RATE` "
+        "computes nothing and writes numbers at so many tokens per second: for testing what stands before the server.")
+    alias: str = _row("", "", help="The name clients use; empty derives it from `model.path`.")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The embedded engine: memory and scheduling."""
+
+    in_process: bool = _row(False, "", help=
+        "Run the engine inside the server process instead of a child, for tests and embedding: "
+        "if the engine crashes, the server goes with it.")
+    threads: int = _row(0, "threads", low=0, high=1024, help="Threads for a step of one token; 0 takes all cores.")
+    threads_batch: int = _row(0, "threads", low=0, high=1024, help="Threads for larger steps; 0 takes all cores.")
+    spin: int = _row(20000, "turns", low=0, high=10**9, help=
+        "How long a compute thread waits busily for the others before it sleeps (GOMP_SPINCOUNT of the engine, "
+        "unless the environment sets that). The library's own 300000 lets a step that shares its cores with anything "
+        "else take many times as long. 0 leaves it to the library.")
+    cells: int = _row(16384, "tokens", low=256, high=2**24, help=
+        "KV cells in the pool that all sequences share, one a token.")
+    context: int = _row(0, "tokens", low=0, high=2**24, help=
+        "Most tokens of one sequence, prompt and answer together; 0 takes the model's limit, or all cells if fewer.")
+    max_batch: int = _row(8, "sequences", low=1, high=256, help=
+        "Sequences that are computed at the same time. A request that has waited longer than `slo.ttft_fuse_ms` joins "
+        "beyond it.")
+    max_running: int = _row(16, "sequences", low=1, high=256, help=
+        "Sequences that are computed at the same time at the very most; more wait in the queue.")
+    slots: int = _row(64, "sequences", low=1, high=256, help=
+        "KV sequence ids, for running sequences and for finished ones kept for reuse.")
+    step_tokens: int = _row(512, "tokens", low=16, high=8192, help=
+        "Most prompt tokens in a step when their number is chosen by `optimizations.adaptive_chunks`.")
+    prefill_chunk: int = _row(2048, "tokens", low=0, high=65536, help=
+        "Prompt tokens a step without `optimizations.adaptive_chunks`; 0 computes whole prompts at once.")
+    idle_cells: int = _row(1536, "tokens", low=0, high=2**24, help=
+        "KV cells that finished sequences may keep for reuse; they give way when a running one needs them. Every step "
+        "pays for the width of the pool: 4096 made short prompts 20 % slower on two cores.")
+    kv_type: str = _row("f16", "", choices=("f16", "q8_0"), help=
+        "Type of the KV cache. `q8_0` takes half the memory and is slower on a CPU.")
+    flash_attention: bool = _row(True, "", help=
+        "Flash attention. Without it a step costs more the more cells other sequences hold.")
+    prefix_cache: bool = _row(True, "", help="Reuse the KV of prompts with the same beginning.")
+    max_waiting: int = _row(256, "requests", low=0, high=65536, help=
+        "Requests that may wait for a place; one more is answered with 503.")
+    max_waiting_tokens: int = _row(262144, "tokens", low=0, high=2**31, help=
+        "Prompt tokens that may wait for a place; a request beyond is answered with 503.")
+    queue_timeout_s: float = _row(30.0, "s", low=0.1, high=3600, help=
+        "A request that waited this long for a place is answered with 503; so is, at once, one that would have to.")
+    step_timeout_s: float = _row(60.0, "s", low=0.1, high=3600, help=
+        "An engine that gives no sign for this long while it has work is killed and started again.")
+    draft_model: str = _row("", "", help=
+        "A second, smaller GGUF with the same vocabulary that drafts tokens for `optimizations.speculation`; empty "
+        "drafts from the text itself.")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What people shall have to wait, at most."""
+
+    profile: str = _row("chat", "", choices=("voice", "chat-strict", "chat", "reading"), help=
+        "Targets by kind of use; the rows below replace single ones.")
+    ttft_ms: float = _row(0.0, "ms", low=0, high=600_000, help=
+        "Time to the first token that the order of requests aims at; 0 takes the profile's.")
+    itl_ms: float = _row(0.0, "ms", low=0, high=60_000, help=
+        "Length of a step while somebody reads; 0 takes the profile's.")
+    itl_hard_ms: float = _row(0.0, "ms", low=0, high=60_000, help=
+        "Length of a step while somebody reads and somebody else has waited `slo.ttft_fuse_ms` for the first token; 0 "
+        "takes the profile's.")
+    ttft_fuse_ms: float = _row(100.0, "ms", low=0, high=60_000, help=
+        "How long a request may wait for its first token before steps get longer for it and the batch wider.")
+    arrival_guard_ms: float = _row(250.0, "ms", low=1, high=60_000, help=
+        "Length of a step while nobody reads: a newcomer waits for the end of the running step.")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizations:
+    """What can be turned off, to compare."""
+
+    adaptive_chunks: bool = _row(True, "", help=
+        "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: `engine.prefill_chunk`.")
+    least_slack: bool = _row(True, "", help=
+        "Order prompts by what is left of their time and their work; off: first come, first served.")
+    ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")
+    await_prefix: bool = _row(True, "", help=
+        "A prompt whose beginning is being computed for another waits for it instead of computing it again.")
+    admission: bool = _row(True, "", help="Refuse at arrival what cannot meet its deadline.")
+    mined_templates: bool = _row(True, "", help="Pin the prefixes that save most, found in the traffic.")
+    tiers: bool = _row(True, "", help="Keep the KV of idle conversations outside the pool, see `tiers`.")
+    replay: bool = _row(True, "", help="Go on with live streams when the engine had to be started again.")
+    speculation: bool = _row(True, "", help="Guess tokens ahead and check them in one step; the text stays the same.")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where KV goes that leaves the pool."""
+
+    ram_mib: int = _row(2048, "MiB", low=0, high=2**20, help="Memory for it; 0 for none.")
+    ssd_mib: int = _row(4096, "MiB", low=0, high=2**26, help="Disk for it; 0 for none. It is there after a restart.")
+    ssd_path: str = _row("", "", help="Directory on the disk; empty takes one beside the models.")
+    redis_url: str = _row("", "", secret=True, help=
+        "A Redis or Valkey that servers share it through, `redis://…`; empty for none.")
+    redis_ttl_s: float = _row(3600.0, "s", low=1, high=10**8, help=
+        "How long Redis keeps an entry, give or take a tenth, so that they do not all end together.")
+    redis_timeout_ms: float = _row(50.0, "ms", low=1, high=60_000, help=
+        "How long Redis may take to answer before it is left alone for a while.")
+    min_tokens: int = _row(64, "tokens", low=1, high=10**6, help="Shorter prefixes are computed again.")
+
+
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """Prompts that are kept warm."""
+
+    file: str = _row("", "", help="TOML file of prompt templates; empty takes `templates.toml` beside the config file.")
+    budget: int = _row(100, "prefixes", low=0, high=100_000, help=
+        "Prefixes that `optimizations.mined_templates` may pin.")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is written to stderr."""
+
+    level: str = _row("info", "", choices=("debug", "info", "warning", "error"), help=
+        "Least serious level to write. Requests are logged at `info`, never with their content.")
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings, checked. `Config()` is the defaults."""
+
+    server: Server = field(default_factory=Server)
+    model: Model = field(default_factory=Model)
+    engine: Engine = field(default_factory=Engine)
+    slo: Slo = field(default_factory=Slo)
+    optimizations: Optimizations = field(default_factory=Optimizations)
+    tiers: Tiers = field(default_factory=Tiers)
+    templates: Templates = field(default_factory=Templates)
+    log: Log = field(default_factory=Log)
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "server": Server,
+    "model": Model,
+    "engine": Engine,
+    "slo": Slo,
+    "optimizations": Optimizations,
+    "tiers": Tiers,
+    "templates": Templates,
+    "log": Log,
+}
+
+
+def _rows() -> Iterator[Setting]:
+    for section, kind in SECTIONS.items():
+        for part in fields(kind):
+            row: Setting = part.metadata["row"]
+            yield Setting(
+                f"{section}.{part.name}", row.default, row.unit, row.help, row.low, row.high, row.choices, row.secret
+            )
+
+
+SETTINGS: Mapping[str, Setting] = {row.name: row for row in _rows()}
+"""Dotted name → row, in the order of the reference page."""
