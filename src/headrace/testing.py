@@ -15,6 +15,7 @@ from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Token
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.engines.base import ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
+from headrace.kv.blob import fingerprint, pack, unpack
 
 END = b"<|im_end|>"
 """In a script: the token that ends the answer."""
@@ -164,6 +165,9 @@ class ScriptedEngine:
             control=CONTROL,
         )
         self.n_slots, self.n_cells, self.n_batch = slots, cells, batch
+        self.bytes_per_token = 4
+        """A saved token is its id."""
+        self.fingerprint = fingerprint("scripted", name)
         self.slots: dict[int, list[int]] = {}
         self.prompts: list[list[int]] = []
         self.draws: list[Draw] = []
@@ -184,6 +188,19 @@ class ScriptedEngine:
 
     def trim(self, slot: int, length: int) -> None:
         del self.slots.get(slot, [])[length:]
+
+    def save(self, slot: int, start: int, end: int) -> bytes:
+        held = self.slots.get(slot, [])
+        assert 0 <= start < end <= len(held), f"save of [{start}, {end}) from slot {slot}, which holds {len(held)}"
+        return pack(held[start:end])
+
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> bool:
+        held = self.slots.setdefault(slot, [])
+        assert 0 <= start == len(held), f"load of [{start}, {end}) into slot {slot}, which holds {len(held)}"
+        if len(payload) != self.bytes_per_token * (end - start):
+            return False
+        held.extend(unpack(payload))
+        return True
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         self.steps += 1

@@ -369,8 +369,8 @@ def test_an_end_token_ends_the_answer(model_engine: LlamaEngine, vocabulary: Voc
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
-        ({"slots": 0}, ["engine.slots", "0", "256"]),
-        ({"slots": 257}, ["engine.slots", "257", "256"]),
+        ({"slots": 0}, ["engine.slots", "0", "255"]),
+        ({"slots": 256}, ["engine.slots", "256", "255"]),
         ({"cells": -1}, ["engine.cells", "-1"]),
     ],
 )

@@ -83,6 +83,25 @@ class StepEngine(Protocol):
         """Forget positions >= length of a slot; 0 empties it."""
         ...
 
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that name everything that shapes the KV; the first call may take a second."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """About how long a saved token is; 0: this engine's KV can neither be saved nor loaded."""
+        ...
+
+    def save(self, slot: int, start: int, end: int) -> bytes:
+        """The KV of positions [start, end), which the slot holds. Raises StepFailed."""
+        ...
+
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> bool:
+        """Append saved positions [start, end) to a slot that holds [0, start). False: it could not, and the slot is as
+        it was."""
+        ...
+
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         """Compute one batch. Raises StepAborted, StepFailed."""
         ...
