@@ -203,13 +203,18 @@ class Disk:
         return True
 
     def write(self, block: Block, payload: bytes, pinned: Callable[[bytes], bool]) -> tuple[int, list[bytes]]:
-        """Add a block: (bytes written, keys of this engine's blocks that had to go for it). 0 bytes: it does not fit
-        beside the pinned ones. Raises OSError; then nothing of it is left, or will not be after the next write."""
+        """Add a block: (bytes written, keys of this engine's blocks that had to go for it).
+
+        0 bytes: it does not fit beside the pinned ones, or something that cannot be removed has its name. Raises
+        OSError; then nothing of it is left, or will not be after the next write.
+        """
         head, stored = encode(block, payload)
         total = len(head) + len(stored)
         gone: list[bytes] = []
 
         def act() -> int:
+            if not self._cleared(self._name(block.key)):
+                return 0
             fits, evicted = self._make_room(total, pinned)
             gone.extend(evicted)
             if not fits:
@@ -229,6 +234,11 @@ class Disk:
         except OSError:
             self.errors += 1
             raise
+
+    def _cleared(self, name: str) -> bool:
+        with self._mutex:
+            refused = name in self._refused
+        return not refused or self._unlink(name)
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Remove blocks that are of no use any more."""
@@ -295,29 +305,39 @@ class Disk:
             self._known = known
 
     def _make_room(self, size: int, pinned: Callable[[bytes], bool]) -> tuple[bool, list[bytes]]:
-        """Evict until `size` more bytes are within the limit: whether they are, and which keys of ours went."""
+        """Evict until `size` more bytes are within the limit: whether they are, and which keys of ours went.
+
+        Nobody goes if it would not be enough.
+        """
         excess = self.used + size - self._limit
-        if size > self._limit:
+        if size and excess > sum(file.size for file, _ in self._candidates(pinned)):
             return False, []
         evicted = self._free(excess, pinned)
         return self.used + size <= self._limit, evicted
 
+    def _candidates(self, pinned: Callable[[bytes], bool]) -> list[tuple[File, bytes]]:
+        """(file, key if it is ours) of what may go, the longest unused first."""
+        with self._mutex:
+            files = sorted(self._known.values(), key=lambda file: file.used)
+        found = []
+        for file in files:
+            match = _NAME.fullmatch(file.name)
+            if match and file.regular:
+                key = bytes.fromhex(match[2]) if match[1] == self._engine.hex() else b""
+                if not (key and pinned(key)):
+                    found.append((file, key))
+        return found
+
     def _free(self, size: int, pinned: Callable[[bytes], bool]) -> list[bytes]:
         """Remove what lay unused longest until `size` bytes are free; the keys of ours among it."""
         evicted: list[bytes] = []
-        with self._mutex:
-            candidates = sorted(self._known.values(), key=lambda file: file.used)
-        for file in candidates:
+        for file, key in self._candidates(pinned) if size > 0 else ():
             if size <= 0:
                 break
-            match = _NAME.fullmatch(file.name)
-            ours = match is not None and match[1] == self._engine.hex()
-            key = bytes.fromhex(match[2]) if match else b""
-            if match is None or not file.regular or (ours and pinned(key)) or not self._unlink(file.name):
-                continue
-            size -= file.size
-            if ours:
-                evicted.append(key)
+            if self._unlink(file.name):
+                size -= file.size
+                if key:
+                    evicted.append(key)
         return evicted
 
     def _place(self, key: bytes, head: bytes, stored: bytes) -> None:
@@ -332,6 +352,8 @@ class Disk:
                 self._os.sync(descriptor)
             finally:
                 self._os.close(descriptor)
+            now = time.time_ns()
+            self._os.touch(temporary, now)  # the system's own stamps may lie milliseconds apart at best
             self._os.rename(temporary, self._path / name)
         except OSError:
             with suppress(OSError):
@@ -339,4 +361,4 @@ class Disk:
             raise
         with self._mutex:
             self._refused.discard(name)
-            self._known[name] = File(name, len(head) + len(stored), time.time_ns(), True)
+            self._known[name] = File(name, len(head) + len(stored), now, True)
