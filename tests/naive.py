@@ -140,6 +140,10 @@ class CheckedPool:
         return self.real.free
 
     @property
+    def width(self) -> int:
+        return self.real.width
+
+    @property
     def idle(self) -> int:
         return self.real.idle
 

@@ -29,8 +29,8 @@ def config(**engine: Any) -> Config:
 def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
     assert [batch_size(n) for n in (1, 64, 65, 528)] == [64, 64, 128, 576]
     limits = make_limits(config(step_tokens=600, max_running=16))
-    assert limits.max_batch >= 616
-    assert limits.max_batch % 64 == 0
+    assert limits.step_tokens >= 616
+    assert limits.step_tokens % 64 == 0
 
 
 def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> Non
     assert blueprint.settings["threads_batch"] == len(os.sched_getaffinity(0)), "0 takes all cores"
     assert (blueprint.settings["kv_type"], blueprint.settings["cells"]) == ("q8_0", 1024)
     assert blueprint.settings["created"] == int(model.stat().st_mtime)
-    assert blueprint.limits["max_batch"] == blueprint.settings["batch"]
+    assert blueprint.limits["step_tokens"] == blueprint.settings["batch"]
 
 
 @pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])

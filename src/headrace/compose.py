@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import engine_environment
+from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
 from headrace.core.tokenizer import Tokenizer
@@ -93,15 +94,40 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
 
 def make_limits(config: Config) -> Limits:
     """The scheduler's few numbers."""
-    e = config.engine
+    e, o = config.engine, config.optimizations
+    chunk = e.step_tokens if o.adaptive_chunks else e.prefill_chunk or e.context or e.cells
     return Limits(
         max_running=e.max_running,
-        max_batch=batch_size(e.step_tokens + e.max_running),
-        prefill_chunk=256,
-        prefill_chunk_busy=128,
+        step_tokens=batch_size(min(chunk, e.cells) + e.max_running),
+        max_batch=min(e.max_batch, e.max_running),
+        prefill_chunk=chunk,
+        prefill_chunk_busy=chunk,
         idle_cells=e.idle_cells,
         prefix_cache=e.prefix_cache,
+        await_prefix=o.await_prefix,
+        least_slack=o.least_slack,
+        fuse=o.ttft_fuse,
+        pace=make_pace(config) if o.adaptive_chunks else None,
     )
+
+
+# Seconds: time to the first token, a step while somebody reads, one for who has waited, one that brings a crowd to
+# their first tokens. The first, second and last are what is bearable for each use at the 95th percentile.
+PROFILES = {
+    "voice": (0.3, 0.06, 0.1, 0.2),
+    "chat-strict": (0.5, 0.04, 0.1, 0.25),
+    "chat": (1.0, 0.1, 0.145, 0.5),
+    "reading": (2.0, 0.155, 0.3, 1.0),
+}
+
+
+def make_pace(config: Config) -> Pace:
+    """The step lengths."""
+    slo = config.slo
+    _, itl, hard, stall = PROFILES[slo.profile]
+    itl = slo.itl_ms / 1e3 or itl
+    hard = max(itl, slo.itl_hard_ms / 1e3 or hard)
+    return Pace(itl, hard, max(hard, stall), slo.arrival_guard_ms / 1e3, slo.ttft_fuse_ms / 1e3)
 
 
 def batch_size(tokens: int) -> int:
@@ -118,7 +144,7 @@ def make_blueprint(config: Config) -> Blueprint:
         script = {"name": config.model.alias, "step_s": 1.0 / rate, "n_ctx": e.context or SCRIPT_CONTEXT}
         return Blueprint(
             "headrace.testing:counting_worker",
-            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.max_batch},
+            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.step_tokens},
             msgspec.to_builtins(limits),
         )
     cores = len(os.sched_getaffinity(0))
@@ -129,7 +155,7 @@ def make_blueprint(config: Config) -> Blueprint:
         "cells": e.cells,
         "context": e.context,
         "slots": e.slots,
-        "batch": limits.max_batch,
+        "batch": limits.step_tokens,
         "threads": e.threads or cores,
         "threads_batch": e.threads_batch or cores,
         "flash_attention": e.flash_attention,

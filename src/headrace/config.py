@@ -2,8 +2,9 @@
 
     defaults  <  TOML file  <  environment  <  flags          the later source wins
 
-Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths. What
-cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a `Config`.
+Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths.
+What cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a
+`Config`.
 """
 
 from __future__ import annotations

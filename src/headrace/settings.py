@@ -175,7 +175,8 @@ class Optimizations:
     """What can be turned off, to compare."""
 
     adaptive_chunks: bool = _row(True, "", help=
-        "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: `engine.prefill_chunk`.")
+        "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: "
+        "`engine.prefill_chunk`.")
     least_slack: bool = _row(True, "", help=
         "Order prompts by what is left of their time and their work; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")

@@ -28,6 +28,10 @@ class Sequence:
     slot: int | None = None
     """None while it waits."""
     computed: int = 0
+    known: int = 0
+    """Prompt tokens that were cached when it came: what it will cost is judged by the rest."""
+    due: float = 0.0
+    """When its first token is wanted, on the engine's clock."""
     cached: int = 0
     paused: bool = False
     scheduled: float | None = None

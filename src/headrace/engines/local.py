@@ -97,6 +97,7 @@ class LocalEngine:
             return
         self._info = engine.info
         stepper = Stepper(engine, self._limits, self._clock, self._from_thread)
+        stepper.calibrate()
         loop.call_soon_threadsafe(_settle, loaded, stepper, None)
         try:
             stepper.run()

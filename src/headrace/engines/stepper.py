@@ -18,10 +18,11 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from headrace.core.clock import Clock
+from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.events import Event, Failed
-from headrace.core.plan import Copy
+from headrace.core.plan import Chunk, Copy, Plan
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits, Plan, Scheduler
+from headrace.core.scheduler import Limits, Scheduler
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.kv.pool import Pool
 from headrace.kv.radix import Radix
@@ -31,17 +32,23 @@ log = logging.getLogger(__name__)
 Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
 
+CALIBRATION = (16, 64, 1, 32, 128, 1, 24, 192, 1, 48, 1)
+"""Tokens of the steps that a cost model learns from at start, twice over: about two seconds."""
+
 
 class Stepper:
     """Owns `engine` from `start` to `close`. Commands may come from any thread; `deliver` runs on the engine thread."""
 
-    def __init__(self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver) -> None:
+    def __init__(
+        self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver, cost: CostModel | None = None
+    ) -> None:
+        """`cost`: what is known of the engine; without one, `calibrate` finds it out."""
         self._engine = engine
         self._clock = clock
         self._deliver = deliver
         self._pool = Pool(cells=engine.n_cells, slots=engine.n_slots)
         self.scheduler = Scheduler(
-            limits, index=Radix(), pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog)
+            limits, index=Radix, pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog), cost=cost
         )
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
@@ -99,6 +106,30 @@ class Stepper:
         finally:
             self._engine.close()
             self._over.set()
+
+    def calibrate(self) -> CostModel | None:
+        """Learn what a few typical steps take here, before anybody waits for one.
+
+        What was learned, to be saved; None if nobody asks for it.
+        """
+        cost, engine = self.scheduler.cost, self._engine
+        if cost is None:
+            return None
+        token = engine.info.bos or 0
+        for _ in range(2):
+            start = 0
+            for count in (n for n in CALIBRATION if n <= engine.n_batch and start + n < engine.info.n_ctx):
+                chunk = Chunk(0, start, [token] * count, None)
+                began = self._clock()
+                engine.step([chunk])
+                seconds = self._clock() - began
+                back = positions(start, count)
+                work = Work(count, 0, back, start + count) if count > 1 else Work(0, 1, back, start + 1)
+                if seconds > 0:
+                    cost.observe(work, seconds)
+                start += count
+            engine.trim(0, 0)
+        return cost
 
     def _drain(self, *, block: bool) -> None:
         """Carry out waiting commands; wait for the first one if there is nothing else to do."""
