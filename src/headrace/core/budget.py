@@ -4,7 +4,7 @@
     somebody reads            the target for gaps between tokens                                           itl
     … and a prompt has        the most that a gap may be while it waits for its first token                itl_hard
       burnt its fuse
-    … and a crowd of them     what nobody would notice once: it brings them to their first tokens          stall
+    a crowd of newcomers      what nobody would mind once: it brings them all to their first tokens        stall
       could be finished
 
 Rules: a step always brings some prompt forward. Sizes come from few buckets of rows, decodes included, so that the
@@ -25,8 +25,8 @@ CROWD = 3
 """How much a newcomer's wait for the first token weighs against one more gap of somebody who reads already."""
 
 BUCKETS: tuple[int, ...] = (
-    *range(2, 32, 2),
-    *range(32, TILE, 4),
+    *range(1, 48),
+    *range(48, TILE, 4),
     *range(TILE, 8 * TILE, 16),
     *range(8 * TILE, 129 * TILE, TILE),
 )
@@ -44,13 +44,13 @@ class Pace:
     fuse: float = 0.1
 
     def seconds(self, reading: int, burnt: int, finishing: int) -> float:
-        """Of a step beside `reading` readers, with `burnt` prompts past their fuse, `finishing` of them short."""
+        """Of a step beside `reading` readers, `burnt` prompts past their fuse, `finishing` newcomers short."""
         crowd = CROWD * finishing > max(reading, CROWD)
         if not reading:
             return max(self.guard, self.stall) if crowd else self.guard
-        if not burnt:
-            return self.itl
-        return max(self.itl_hard, self.stall) if crowd else self.itl_hard
+        if crowd:
+            return max(self.itl_hard, self.stall)
+        return self.itl_hard if burnt else self.itl
 
 
 class Room:

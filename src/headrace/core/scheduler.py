@@ -230,17 +230,17 @@ class Scheduler:
         if pace is None or cost is None:
             chunk = limits.prefill_chunk_busy if reading else limits.prefill_chunk
             return Room(None, base, seconds=0.0, tokens=min(chunk, most))
-        burnt = [s for s in prompts if self._burnt(s, now)]
-        # Newcomers who come at the same moment are a crowd before they have waited.
-        new = burnt if reading else [s for s in prompts if s.drawn == 0]
+        burnt = sum(self._burnt(s, now) for s in prompts)
         finishing, left = 0, pace.stall - cost.predict(base)
-        for sequence in new:
+        for sequence in prompts:
+            if sequence.drawn:
+                continue
             have = max(sequence.computed, sequence.known)
             left -= cost.prefill(have, len(sequence.tokens) - have)
             if left < 0:
                 break
             finishing += 1
-        seconds = pace.seconds(reading, len(burnt), finishing)
+        seconds = pace.seconds(reading, burnt, finishing)
         return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most))
 
     def _victim(self) -> Sequence:
