@@ -108,6 +108,8 @@ def test_it_serves_and_reports() -> None:
             cached_tokens=0,
             completion_tokens=3,
             preemptions=0,
+            cells_width=7,
+            slots_cached=1,
         )
 
 
