@@ -8,7 +8,8 @@
 Rules, read from the library's source for one unified stream and steps of one ubatch:
 1. The rows of a step take the lowest free cells, in the order of the batch; a step with more rows than free cells
    fails and changes nothing, and so does one that is given up.
-2. A cell is free when its last slot lets go. Sharing a prefix moves nothing, and nothing ever moves by itself.
+2. A saved state is put back as one step's rows are.
+3. A cell is free when its last slot lets go. Sharing a prefix moves nothing, and nothing ever moves by itself.
 Why the lowest: the library searches from a `head`, around the end if need be. A step sets it behind what it filled,
 and freeing pulls it back to the lowest cell that came free, so no cell below it is ever free. For the same reason its
 rule for a head that has run ahead of the used cells never applies.
@@ -99,6 +100,24 @@ class Cells:
         self._lowest = at
         self.width = max(self.width, at)
         self.used += total
+        return True
+
+    def saved_order(self, slot: int, start: int, end: int) -> list[int]:
+        """Positions [start, end) of the slot in the order in which llama.cpp saves them: by cell."""
+        cells = self._slots[slot]
+        return sorted(range(start, end), key=cells.__getitem__)
+
+    def load(self, slot: int, positions: Sequence[int]) -> bool:
+        """A saved state goes into the pool, behind what the slot holds; as `place` if there is no room.
+
+        `positions`: those of the state in its own order, which is `saved_order` at the time of saving. The rows take
+        cells in that order, so a position may come to lie elsewhere than computing it would have put it.
+        """
+        if not self.place([(slot, len(positions))]):
+            return False
+        held = self._slots[slot]
+        for position, cell in zip(positions, held[-len(positions) :], strict=True):
+            held[position] = cell
         return True
 
     def share(self, source: int, target: int, length: int) -> None:
