@@ -16,7 +16,7 @@ class Engine:
 
     ready = True
 
-    def __init__(self, **stats: int) -> None:
+    def __init__(self, **stats: Any) -> None:
         self.stats = EngineStats(**stats)
 
 
@@ -102,6 +102,15 @@ def test_engines_are_read_at_the_scrape() -> None:
     values = samples(one)
     assert values["headrace_requests_running", "m"] == 0
     assert values["headrace_engine_ready", "m"] == 0
+
+
+def test_the_health_of_the_kv_pool() -> None:
+    health = {"cells_shared": 7, "cells_width": 90, "fragmentation": 0.25}
+    values = samples(metrics(m=Engine(**health, slots_running=3, slots_cached=2, slots_pinned=1, slots_free=10)))
+    for name, value in health.items():
+        assert values[f"headrace_kv_{name}", "m"] == value
+    kinds = ("running", "cached", "pinned", "free")
+    assert [values[f"headrace_kv_slots_{kind}", "m"] for kind in kinds] == [3, 2, 1, 10]
 
 
 def test_lag_and_open_streams() -> None:

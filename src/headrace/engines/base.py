@@ -114,6 +114,17 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int = 0
     """Drawn since start."""
     preemptions: int = 0
+    cells_shared: int = 0
+    """KV cells that more than one sequence has."""
+    cells_width: int = 0
+    """The highest used KV cell + 1: every step pays for all cells below."""
+    fragmentation: float = 0.0
+    """Part of the free KV cells outside of their longest row, 0 to 1; looked up now and then, not at every step."""
+    slots_running: int = 0
+    slots_cached: int = 0
+    """KV sequence ids of finished sequences, kept for reuse."""
+    slots_pinned: int = 0
+    """KV sequence ids of prompt templates that stay."""
 
 
 Sink = Callable[[Event], None]

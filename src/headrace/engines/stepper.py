@@ -29,6 +29,9 @@ from headrace.kv.radix import Radix
 
 log = logging.getLogger(__name__)
 
+FRAGMENTATION_EVERY = 64
+"""Steps between two looks at all cells; they are looked at also whenever there is nothing to do."""
+
 Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
 
@@ -54,6 +57,7 @@ class Stepper:
         self._over = threading.Event()
         self._open = True
         self._steps = 0
+        self._fragmentation = 0.0
         self._in_step: dict[int, int] = {}
         """rid → its tokens in the running step; empty between steps."""
         self._cancelled: set[int] = set()
@@ -98,6 +102,7 @@ class Stepper:
                 plan = self.scheduler.plan(self._clock())
                 if plan is None:
                     self._carry_out()  # a cancel can free a slot although no step follows
+                    self._fragmentation = self._pool.layout.fragmentation
                     self._deliver([], self.stats())
                     self._drain(block=True)
                 else:
@@ -192,6 +197,9 @@ class Stepper:
             self._carry_out()
         else:
             self._steps += 1
+            self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
+            if self._steps % FRAGMENTATION_EVERY == 0:
+                self._fragmentation = self._pool.layout.fragmentation
             events = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
@@ -200,11 +208,14 @@ class Stepper:
 
     def _carry_out(self) -> None:
         """Do the KV operations that the scheduler has decided."""
+        layout = self._pool.layout
         for op in self.scheduler.take_ops():
             if isinstance(op, Copy):
                 self._engine.copy(op.source, op.target, op.length)
+                layout.share(op.source, op.target, op.length)
             else:
                 self._engine.trim(op.slot, op.length)
+                layout.truncate(op.slot, op.length)
 
     def stats(self) -> EngineStats:
         """As of now; engine thread only."""
@@ -221,4 +232,9 @@ class Stepper:
             cached_tokens=s.cached_tokens,
             completion_tokens=s.completion_tokens,
             preemptions=s.preemptions,
+            cells_shared=pool.layout.shared,
+            cells_width=pool.width,
+            fragmentation=self._fragmentation,
+            slots_running=pool.slots_running,
+            slots_cached=pool.slots_idle,
         )

@@ -38,6 +38,12 @@ ENGINE_GAUGES: tuple[Row, ...] = (
     ("headrace_kv_cells_used", "KV cells that running sequences hold.", lambda s: s.cells_running),
     ("headrace_kv_cells_cached", "KV cells kept for reuse until they are needed.", lambda s: s.cells_cached),
     ("headrace_kv_cells_capacity", "KV cells in the pool.", lambda s: s.cells_total),
+    ("headrace_kv_cells_shared", "KV cells that more than one sequence has.", lambda s: s.cells_shared),
+    ("headrace_kv_cells_width", "Highest used KV cell + 1: each step pays for all below.", lambda s: s.cells_width),
+    ("headrace_kv_fragmentation", "Part of the free KV cells outside of their longest row.", lambda s: s.fragmentation),
+    ("headrace_kv_slots_running", "KV sequence ids of running sequences.", lambda s: s.slots_running),
+    ("headrace_kv_slots_cached", "KV sequence ids kept for reuse.", lambda s: s.slots_cached),
+    ("headrace_kv_slots_pinned", "KV sequence ids of pinned prompt templates.", lambda s: s.slots_pinned),
     ("headrace_kv_slots_free", "KV sequence ids that nothing holds.", lambda s: s.slots_free),
 )
 ENGINE_COUNTERS: tuple[Row, ...] = (
