@@ -35,8 +35,8 @@ FRAGMENTATION_EVERY = 64
 Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
 
-CALIBRATION = (16, 64, 1, 32, 128, 1, 24, 192, 1, 48, 1)
-"""Tokens of the steps that a cost model learns from at start, twice over: about two seconds."""
+CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
+"""Tokens of the steps that a cost model learns from at start: about a second."""
 
 
 class Stepper:
@@ -121,19 +121,18 @@ class Stepper:
         if cost is None:
             return None
         token = engine.info.bos or 0
-        for _ in range(2):
-            start = 0
-            for count in (n for n in CALIBRATION if n <= engine.n_batch and start + n < engine.info.n_ctx):
-                chunk = Chunk(0, start, [token] * count, None)
-                began = self._clock()
-                engine.step([chunk])
-                seconds = self._clock() - began
-                back = positions(start, count)
-                work = Work(count, 0, back, start + count) if count > 1 else Work(0, 1, back, start + 1)
-                if seconds > 0:
-                    cost.observe(work, seconds)
-                start += count
-            engine.trim(0, 0)
+        start = 0
+        for count in CALIBRATION:
+            if count > engine.n_batch or start + count >= engine.info.n_ctx:
+                continue
+            began = self._clock()
+            engine.step([Chunk(0, start, [token] * count, None)])
+            seconds = self._clock() - began
+            back, width = positions(start, count), start + count
+            if seconds > 0:
+                cost.observe(Work(count, 0, back, width) if count > 1 else Work(0, 1, back, width), seconds)
+            start += count
+        engine.trim(0, 0)
         return cost
 
     def _drain(self, *, block: bool) -> None:
