@@ -2,8 +2,8 @@
 
 Order: penalties and bias change the logits; temperature scales them; top_k, top_p and min_p, in this order, each
 narrow the distribution that the one before left; then one draw. temperature 0, top_k 1, top_p 0 and min_p 1 all mean
-the likeliest token (ties: the lowest id). What is asked of the temperature is a function of how many tokens the answer
-has, so that it may fall along the way (`Decay`).
+the likeliest token (ties: the lowest id). The temperature may fall along the answer (`Decay`); it depends on the
+token's place there and on nothing else.
 
 top_p needs no sort either, since it need not be known which tokens it leaves, only whether one of them was drawn:
 
@@ -13,9 +13,9 @@ top_p needs no sort either, since it need not be known which tokens it leaves, o
     ├───────────────────:────────┤ draw again among these only
                   ▲ drawn: kept, so it is the token
 
-Each draw is proportional to the weights of a set that holds all that is kept; so is, then, the first that is kept.
-(Dual of the sorting-free kernels of Ye et al., FlashInfer, 2025.) With all of a vocabulary alike it takes
-1 + ln(1 / top_p) draws on average, otherwise fewer.
+Each draw is proportional to the weights of a set that holds all that is kept; so is, then, the first that is kept (the
+idea of FlashInfer's sorting-free sampling kernels, 2025). With all of a vocabulary alike it takes 1 + ln(1 / top_p)
+draws on average, otherwise fewer.
 
 The random numbers are functions of (seed, position, attempt): a stream that is replayed from the middle draws what it
 drew before. Tokens lie along the unit interval in the order of their ids, not of their weights: two that are almost
