@@ -120,5 +120,5 @@ def test_20000_conversations_leave_nothing_behind() -> None:
         stepper.step(plan)
     assert (pool.used, pool.held, layout.used, layout.shared, layout.width) == (0, 0, 0, 0, 0)
     assert pool.slots_free == soak.engine.n_slots
-    assert repr(scheduler._index) == "<Radix [0 slots, 0 tokens]>"
+    assert repr(scheduler.residency._indexes[""]) == "<Radix [0 slots, 0 tokens]>"
     assert not any(soak.engine.slots.values())

@@ -54,11 +54,6 @@ class Pool:
         return self.used - self.held
 
     @property
-    def width(self) -> int:
-        """Cells that every step looks at."""
-        return self.used
-
-    @property
     def slots_free(self) -> int:
         return len(self._free)
 
