@@ -114,6 +114,12 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int = 0
     """Drawn since start."""
     preemptions: int = 0
+    prefill_s: float = 0.0
+    """Seconds that a prompt token takes, learned; 0: not known yet."""
+    decode_share: float = 0.0
+    """What decodes take of each second, 0 to 1."""
+    backlog_tokens: int = 0
+    """Prompt tokens of running and waiting sequences that are still to be computed; cached ones are not."""
 
 
 Sink = Callable[[Event], None]
@@ -147,7 +153,7 @@ class StreamEngine(Protocol):
         ...
 
     def submit(self, generation: Generation, sink: Sink) -> None:
-        """Start one. Raises EngineUnavailable. `sink` gets its events in the order of `core.events`."""
+        """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
         ...
 
     def cancel(self, rid: int) -> None:

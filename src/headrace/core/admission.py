@@ -1,0 +1,254 @@
+"""Who may join: what an engine still has to prefill, and whether one more would be in time.
+
+    add ──► waiting ──Admitted──► prefilling ──first Delta──► reading ──remove──► gone
+     │      counts: requests,     counts: what is             counts: its place
+     │      tokens, work          left of its work
+     └──► Overloaded: queue_full, queue_tokens, deadline
+
+Rules:
+1. A late answer costs as much as one in time and is worth nothing, so what cannot be in time is refused before anything
+   is computed for it. That is what keeps goodput flat when more comes than can be answered.
+2. Hard limits hold always; a prediction refuses only what the engine's own figures show to be late. Nothing known,
+   nothing refused.
+3. Every doubt is decided for the caller: who was let in by mistake still finds the timeout of the queue.
+4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet.
+Pure: no clock, no I/O. One for each engine, on the server's side, where a burst is seen before the engine sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.core.errors import Overloaded
+from headrace.core.events import Admitted, Delta, Event
+from headrace.core.request import Generation
+
+AGEING = 1.0
+"""Seconds of work by which a prompt moves forward for each second that it waits. As the scheduler orders them."""
+
+MEMORY = 0.95
+"""What is left of an older prompt's weight in the hit ratio when the next one is known."""
+
+MOST_DECODE = 0.95
+"""Decodes never take all of a second: prefill always moves on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may wait for one engine, and how long."""
+
+    max_waiting: int = 256
+    """Requests that wait for a place."""
+    max_waiting_tokens: int = 262_144
+    """Their prompt tokens."""
+    queue_timeout_s: float = math.inf
+    """Who would wait longer for its turn is refused at once."""
+    places: int = 0
+    """Sequences that the engine computes at the same time: who fits does not count as waiting. 0: not known, everybody
+    waits until the engine has begun with it."""
+    predict: bool = True
+    """False: only the hard limits."""
+
+
+class _Prompt:
+    """One live generation. `cached` is None until the engine has begun with it."""
+
+    __slots__ = ("arrived", "cached", "choices", "priority", "reading", "reuses", "tokens")
+
+    def __init__(self, generation: Generation, now: float) -> None:
+        self.arrived = now
+        self.tokens = len(generation.prompt)
+        self.choices = generation.n
+        self.priority = generation.priority
+        self.reuses = generation.cache
+        self.cached: int | None = None
+        self.reading = False
+        """Its first token is out."""
+
+
+class Backlog:
+    """The book of one engine's prompts, from submit to first token. Times in s on one clock, sizes in tokens."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._live: dict[int, _Prompt] = {}
+        """rid → prompt, in order of arrival."""
+        self._prefill_s = 0.0
+        self._decode_share = 0.0
+        self._reported = 0.0
+        """Tokens that the engine says are to be computed."""
+        self._hits = self._seen = 0.0
+        """Tokens of recent prompts that were cached, and all of them; the latest weigh most."""
+
+    def __repr__(self) -> str:
+        return f"<Backlog [{len(self._live)} live, {self.waiting} waiting]>"
+
+    @property
+    def waiting(self) -> int:
+        """Generations that the engine has not begun with."""
+        return sum(1 for _ in self._waiting())
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of a prompt that is expected to be cached: that of the prompts before it."""
+        return self._hits / self._seen if self._seen else 0.0
+
+    # What becomes known.
+
+    def learn(self, prefill_s: float, decode_share: float, backlog_tokens: int) -> None:
+        """The engine's figures: s per prompt token, what decodes take of each second (0 to 1), and the prompt tokens
+        of all its sequences that it has yet to compute."""
+        self._prefill_s = prefill_s
+        self._decode_share = min(max(decode_share, 0.0), MOST_DECODE)
+        self._reported = float(backlog_tokens)
+
+    def add(self, generation: Generation, now: float) -> None:
+        """Take on a generation. Raises Overloaded."""
+        self.check(generation, now)
+        self._live[generation.rid] = _Prompt(generation, now)
+
+    def book(self, event: Event) -> None:
+        """Follow a generation to its first token."""
+        prompt = self._live.get(event.rid)
+        if prompt is None:
+            return
+        if type(event) is Admitted:
+            if prompt.cached is None:
+                prompt.cached = event.cached
+                if prompt.reuses:
+                    self._hits = MEMORY * self._hits + event.cached
+                    self._seen = MEMORY * self._seen + prompt.tokens
+        elif type(event) is Delta and not prompt.reading:
+            prompt.reading = True
+
+    def remove(self, rid: int) -> None:
+        """It is over, or nobody wants it any more; unknown ones are ignored."""
+        prompt = self._live.get(rid)
+        if prompt is None:
+            return
+        if not prompt.reading:
+            # The engine's figure holds this one until its next step: newcomers shall not pay for it.
+            scale, _ = self._split()
+            self._reported = max(0.0, self._reported - self._left(prompt, scale))
+        del self._live[rid]
+
+    # What follows from it.
+
+    def check(self, generation: Generation, now: float) -> None:
+        """Raises Overloaded if the generation does not fit or would be late; `retry_after` says when it would do."""
+        queued = self._queued(generation.n)
+        if queued is not None:
+            self._check_limits(queued, len(generation.prompt))
+        if self.bounds.predict and self._prefill_s > 0.0:
+            self._check_time(generation, now)
+
+    def predict(self, tokens: int, priority: int, now: float, *, reuses: bool = True) -> float:
+        """Seconds from `now` to the first token of a prompt that comes now; 0 if the engine's speed is not known.
+
+        An approximation: what goes before it, see `wait`, and the prompt itself less its share of cached tokens, at
+        the speed that decodes leave. Prompts that come later and pass it are not foreseen.
+        """
+        return self.wait(tokens, priority, now, reuses=reuses) + self._seconds(self._size(tokens, reuses))
+
+    def wait(self, tokens: int, priority: int, now: float, *, reuses: bool = True) -> float:
+        """Seconds from `now` until it is the turn of a prompt that comes now.
+
+        Before it go all prompts of a more urgent priority, and of its own those with less work left, where each second
+        of waiting counts as AGEING seconds of work done.
+        """
+        scale, ahead = self._split()
+        own = self._seconds(self._size(tokens, reuses))
+        for prompt in self._live.values():
+            if prompt.reading or prompt.priority > priority:
+                continue
+            left = self._left(prompt, scale)
+            if prompt.priority < priority or self._seconds(left) - AGEING * (now - prompt.arrived) <= own:
+                ahead += left
+        return self._seconds(ahead)
+
+    def _waiting(self) -> Iterator[_Prompt]:
+        return (prompt for prompt in self._live.values() if prompt.cached is None)
+
+    def _queued(self, choices: int) -> list[_Prompt] | None:
+        """Who waits although all places that are free now are taken; None if one more with `choices` finds a place."""
+        free = self.bounds.places - sum(p.choices for p in self._live.values() if p.cached is not None)
+        queued: list[_Prompt] = []
+        for prompt in self._waiting():
+            if queued or prompt.choices > free:
+                queued.append(prompt)
+            else:
+                free -= prompt.choices
+        return None if not queued and choices <= free else queued
+
+    def _check_limits(self, queued: list[_Prompt], tokens: int) -> None:
+        bounds, count = self.bounds, len(queued)
+        if count >= bounds.max_waiting:
+            work = sum(self._size(p.tokens, p.reuses) for p in queued)
+            retry = _whole_seconds(self._seconds(work) / max(1, count))
+            raise Overloaded(
+                f"{count} requests are waiting, the limit is {bounds.max_waiting}; try again in {retry} s",
+                retry_after=retry,
+                reason="queue_full",
+            )
+        held = sum(p.tokens for p in queued)
+        if queued and held + tokens > bounds.max_waiting_tokens:
+            retry = _whole_seconds(self._seconds(held + tokens - bounds.max_waiting_tokens))
+            raise Overloaded(
+                f"{held} prompt tokens are waiting and this request has {tokens}, the limit is "
+                f"{bounds.max_waiting_tokens}; try again in {retry} s",
+                retry_after=retry,
+                reason="queue_tokens",
+            )
+
+    def _check_time(self, generation: Generation, now: float) -> None:
+        tokens, priority, reuses = len(generation.prompt), generation.priority, generation.cache
+        wait = self.wait(tokens, priority, now, reuses=reuses)
+        own = self._seconds(self._size(tokens, reuses))
+        deadline, timeout = generation.deadline, self.bounds.queue_timeout_s
+        if deadline is not None and wait + own > deadline:
+            retry = _whole_seconds(wait - max(0.0, deadline - own))
+            what, seconds, limit = "the first token would come", wait + own, f"its deadline is {deadline:.3g} s"
+        elif wait > timeout:
+            retry = _whole_seconds(wait - timeout)
+            what, seconds, limit = "it would be this request's turn", wait, f"the limit is {timeout:.3g} s"
+        else:
+            return
+        raise Overloaded(
+            f"{what} in {seconds:.1f} s, {limit}; try again in {retry} s", retry_after=retry, reason="deadline"
+        )
+
+    def _size(self, tokens: int, reuses: bool) -> float:
+        """Tokens of a prompt that will have to be computed. Which of them are cached only the engine can tell, so the
+        share is that of the prompts before it; the last token always is computed."""
+        return max(1.0, tokens * (1.0 - self.hit_ratio)) if reuses else float(tokens)
+
+    def _seconds(self, tokens: float) -> float:
+        """What computing prompt tokens takes beside the decodes."""
+        return tokens * self._prefill_s / (1.0 - self._decode_share)
+
+    def _left(self, prompt: _Prompt, scale: float) -> float:
+        """Tokens that are still to be computed for a prompt; `scale` as `_split` gives it."""
+        return self._size(prompt.tokens, prompt.reuses) if prompt.cached is None else scale * _whole(prompt)
+
+    def _split(self) -> tuple[float, float]:
+        """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
+        nothing is known here: replays, sequences that had to start again).
+
+        Those that wait are counted here, also if the engine has not heard of them; the rest is the running ones'.
+        """
+        waits = sum(self._size(p.tokens, p.reuses) for p in self._waiting())
+        whole = sum(_whole(p) for p in self._live.values() if p.cached is not None and not p.reading)
+        left = max(0.0, self._reported - waits)
+        return min(1.0, left / whole) if whole else 0.0, max(0.0, left - whole)
+
+
+def _whole(prompt: _Prompt) -> int:
+    """What the engine had to compute of a prompt when it began."""
+    return prompt.tokens - (prompt.cached or 0)
+
+
+def _whole_seconds(seconds: float) -> int:
+    """For `Retry-After`."""
+    return max(1, math.ceil(seconds))
