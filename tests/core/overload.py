@@ -40,15 +40,16 @@ class _Work:
         self.rid = rid
         self.left = float(tokens)
         self.arrived = arrived
-        self.begun = False
 
     def rank(self, now: float) -> float:
         return self.left * PREFILL_S / (1.0 - DECODE_SHARE) - AGEING * (now - self.arrived)
 
 
-def offer(load: float, *, predict: bool, sizes: Sequence[int], seconds: float = 60.0, seed: int = 1) -> Run:
+def offer(
+    load: float, *, predict: bool, sizes: Sequence[int], error: float = 1.0, seconds: float = 60.0, seed: int = 1
+) -> Run:
     """Poisson arrivals of prompts of these `sizes` at `load` times the capacity for that long, then time to come to an
-    end."""
+    end. `error`: what the server says of a token's time, as a multiple of what it takes."""
     rate = load * (1.0 - DECODE_SHARE) / PREFILL_S / (sum(sizes) / len(sizes))
     rng = random.Random(seed)
     backlog = Backlog(Bounds(max_waiting=10**6, max_waiting_tokens=10**9, predict=predict))
@@ -60,7 +61,8 @@ def offer(load: float, *, predict: bool, sizes: Sequence[int], seconds: float = 
     good = late = refused = rid = 0
     now = 0.0
     while rid < len(arrivals) or queue:
-        while rid < len(arrivals) and arrivals[rid][0] <= now:
+        step, now = _step(queue, now), now + STEP_S
+        while rid < len(arrivals) and arrivals[rid][0] < now:  # while the step ran
             at, tokens = arrivals[rid]
             rid += 1
             try:
@@ -69,22 +71,26 @@ def offer(load: float, *, predict: bool, sizes: Sequence[int], seconds: float = 
                 refused += 1
             else:
                 queue.append(_Work(rid, tokens, at))
-        now += STEP_S
-        budget = STEP_TOKENS
-        for work in sorted(queue, key=lambda w: w.rank(now)):
-            if budget <= 0.0:
-                break
-            if not work.begun:
-                work.begun = True
-                backlog.book(Admitted(work.rid, 0, 0))
-            done = min(budget, work.left)
-            work.left -= done
-            budget -= done
+        backlog.learn(error * PREFILL_S, DECODE_SHARE, round(sum(work.left for work in queue)))
+        for work in step:
+            backlog.book(Admitted(work.rid, 0, 0), now)
             if work.left <= 0.0:
                 queue.remove(work)
-                backlog.book(Delta(work.rid, 0, "x", 1))
+                backlog.book(Delta(work.rid, 0, "x", 1), now)
                 backlog.remove(work.rid)
                 late += now - work.arrived > DEADLINE_S
                 good += now - work.arrived <= DEADLINE_S
-        backlog.learn(PREFILL_S, DECODE_SHARE, round(sum(work.left for work in queue)))
     return Run(good / seconds, good + late, late, refused)
+
+
+def _step(queue: list[_Work], now: float) -> list[_Work]:
+    """Compute one step; who was in it."""
+    budget, members = STEP_TOKENS, []
+    for work in sorted(queue, key=lambda w: w.rank(now)):
+        if budget <= 0.0:
+            break
+        done = min(budget, work.left)
+        work.left -= done
+        budget -= done
+        members.append(work)
+    return members

@@ -10,7 +10,8 @@ Rules:
    is computed for it. That is what keeps goodput flat when more comes than can be answered.
 2. Hard limits hold always; a prediction refuses only what the engine's own figures show to be late. Nothing known,
    nothing refused.
-3. Every doubt is decided for the caller: who was let in by mistake still finds the timeout of the queue.
+3. Under overload the queue stands exactly where the last one is just in time, so figures that are a little too good make
+   everybody late. Therefore predicted waits are corrected by what came of those before them.
 4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet.
 Pure: no clock, no I/O. One for each engine, on the server's side, where a burst is seen before the engine sees it.
 """
@@ -30,6 +31,15 @@ AGEING = 1.0
 
 MEMORY = 0.95
 """What is left of an older prompt's weight in the hit ratio when the next one is known."""
+
+WORTH_LEARNING_S = 0.1
+"""Shorter waits say more about steps and wake-ups than about the queue."""
+
+LATE, EARLY = 1.045, 0.995
+"""What the correction is multiplied by after somebody who came later, or earlier, than corrected: the two balance when
+one in ten is late, as 0.1 · log LATE = −0.9 · log EARLY."""
+
+LEAST_CORRECTION, MOST_CORRECTION = 0.5, 4.0
 
 MOST_DECODE = 0.95
 """Decodes never take all of a second: prefill always moves on."""
@@ -55,10 +65,12 @@ class Bounds:
 class _Prompt:
     """One live generation. `cached` is None until the engine has begun with it."""
 
-    __slots__ = ("arrived", "cached", "choices", "priority", "reading", "reuses", "tokens")
+    __slots__ = ("arrived", "cached", "choices", "own", "priority", "reading", "report", "reuses", "tokens", "wait")
 
-    def __init__(self, generation: Generation, now: float) -> None:
+    def __init__(self, generation: Generation, now: float, report: int) -> None:
         self.arrived = now
+        self.report = report
+        """Number of the engine's last report before it: the next one counts it."""
         self.tokens = len(generation.prompt)
         self.choices = generation.n
         self.priority = generation.priority
@@ -66,6 +78,8 @@ class _Prompt:
         self.cached: int | None = None
         self.reading = False
         """Its first token is out."""
+        self.wait = self.own = 0.0
+        """What the engine's figures said when it came, in s; 0 if they said nothing."""
 
 
 class Backlog:
@@ -79,6 +93,9 @@ class Backlog:
         self._decode_share = 0.0
         self._reported = 0.0
         """Tokens that the engine says are to be computed."""
+        self._reports = 0
+        self.correction = 1.0
+        """What a predicted wait is multiplied by."""
         self._hits = self._seen = 0.0
         """Tokens of recent prompts that were cached, and all of them; the latest weigh most."""
 
@@ -103,13 +120,18 @@ class Backlog:
         self._prefill_s = prefill_s
         self._decode_share = min(max(decode_share, 0.0), MOST_DECODE)
         self._reported = float(backlog_tokens)
+        self._reports += 1
 
     def add(self, generation: Generation, now: float) -> None:
         """Take on a generation. Raises Overloaded."""
-        self.check(generation, now)
-        self._live[generation.rid] = _Prompt(generation, now)
+        prompt = _Prompt(generation, now, self._reports)
+        if self._prefill_s > 0.0:
+            size = self._size(prompt.tokens, prompt.reuses)
+            prompt.wait, prompt.own = self._seconds(self._ahead(size, prompt.priority, now)), self._seconds(size)
+        self._check(prompt, generation.deadline)
+        self._live[generation.rid] = prompt
 
-    def book(self, event: Event) -> None:
+    def book(self, event: Event, now: float) -> None:
         """Follow a generation to its first token."""
         prompt = self._live.get(event.rid)
         if prompt is None:
@@ -122,13 +144,14 @@ class Backlog:
                     self._seen = MEMORY * self._seen + prompt.tokens
         elif type(event) is Delta and not prompt.reading:
             prompt.reading = True
+            self._compare(prompt, now)
 
     def remove(self, rid: int) -> None:
         """It is over, or nobody wants it any more; unknown ones are ignored."""
         prompt = self._live.get(rid)
         if prompt is None:
             return
-        if not prompt.reading:
+        if not prompt.reading and prompt.report < self._reports:
             # The engine's figure holds this one until its next step: newcomers shall not pay for it.
             scale, _ = self._split()
             self._reported = max(0.0, self._reported - self._left(prompt, scale))
@@ -136,40 +159,46 @@ class Backlog:
 
     # What follows from it.
 
-    def check(self, generation: Generation, now: float) -> None:
-        """Raises Overloaded if the generation does not fit or would be late; `retry_after` says when it would do."""
-        queued = self._queued(generation.n)
-        if queued is not None:
-            self._check_limits(queued, len(generation.prompt))
-        if self.bounds.predict and self._prefill_s > 0.0:
-            self._check_time(generation, now)
-
     def predict(self, tokens: int, priority: int, now: float, *, reuses: bool = True) -> float:
         """Seconds from `now` to the first token of a prompt that comes now; 0 if the engine's speed is not known.
 
-        An approximation: what goes before it, see `wait`, and the prompt itself less its share of cached tokens, at
-        the speed that decodes leave. Prompts that come later and pass it are not foreseen.
+        An approximation. Before it go all prompts of a more urgent priority, and of its own those with less work left,
+        where each second of waiting counts as AGEING seconds of work done; then comes the prompt itself, less its
+        share of cached tokens, all at the speed that decodes leave. Prompts that come later and pass it are not
+        foreseen, nor are full places: the correction knows of both what it has seen.
         """
-        return self.wait(tokens, priority, now, reuses=reuses) + self._seconds(self._size(tokens, reuses))
+        size = self._size(tokens, reuses)
+        return self.correction * self._seconds(self._ahead(size, priority, now)) + self._seconds(size)
 
-    def wait(self, tokens: int, priority: int, now: float, *, reuses: bool = True) -> float:
-        """Seconds from `now` until it is the turn of a prompt that comes now.
-
-        Before it go all prompts of a more urgent priority, and of its own those with less work left, where each second
-        of waiting counts as AGEING seconds of work done.
-        """
+    def _ahead(self, size: float, priority: int, now: float) -> float:
+        """Tokens that are computed before a prompt of `size` tokens that comes now."""
         scale, ahead = self._split()
-        own = self._seconds(self._size(tokens, reuses))
+        own = self._seconds(size)
         for prompt in self._live.values():
             if prompt.reading or prompt.priority > priority:
                 continue
             left = self._left(prompt, scale)
             if prompt.priority < priority or self._seconds(left) - AGEING * (now - prompt.arrived) <= own:
                 ahead += left
-        return self._seconds(ahead)
+        return ahead
+
+    def _compare(self, prompt: _Prompt, now: float) -> None:
+        """Learn from when its first token came."""
+        if prompt.wait >= WORTH_LEARNING_S:
+            late = now - prompt.arrived > self.correction * prompt.wait + prompt.own
+            correction = self.correction * (LATE if late else EARLY)
+            self.correction = min(max(correction, LEAST_CORRECTION), MOST_CORRECTION)
 
     def _waiting(self) -> Iterator[_Prompt]:
         return (prompt for prompt in self._live.values() if prompt.cached is None)
+
+    def _check(self, prompt: _Prompt, deadline: float | None) -> None:
+        """Raises Overloaded if it does not fit or would be late; `retry_after` says when it would do."""
+        queued = self._queued(prompt.choices)
+        if queued is not None:
+            self._check_limits(queued, prompt.tokens)
+        if self.bounds.predict and self._prefill_s > 0.0:
+            self._check_time(prompt, deadline)
 
     def _queued(self, choices: int) -> list[_Prompt] | None:
         """Who waits although all places that are free now are taken; None if one more with `choices` finds a place."""
@@ -202,11 +231,8 @@ class Backlog:
                 reason="queue_tokens",
             )
 
-    def _check_time(self, generation: Generation, now: float) -> None:
-        tokens, priority, reuses = len(generation.prompt), generation.priority, generation.cache
-        wait = self.wait(tokens, priority, now, reuses=reuses)
-        own = self._seconds(self._size(tokens, reuses))
-        deadline, timeout = generation.deadline, self.bounds.queue_timeout_s
+    def _check_time(self, prompt: _Prompt, deadline: float | None) -> None:
+        wait, own, timeout = self.correction * prompt.wait, prompt.own, self.bounds.queue_timeout_s
         if deadline is not None and wait + own > deadline:
             retry = _whole_seconds(wait - max(0.0, deadline - own))
             what, seconds, limit = "the first token would come", wait + own, f"its deadline is {deadline:.3g} s"
@@ -236,9 +262,9 @@ class Backlog:
         """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
         nothing is known here: replays, sequences that had to start again).
 
-        Those that wait are counted here, also if the engine has not heard of them; the rest is the running ones'.
+        Those that wait are counted here (of the latest the engine may not have heard); the rest is the running ones'.
         """
-        waits = sum(self._size(p.tokens, p.reuses) for p in self._waiting())
+        waits = sum(self._size(p.tokens, p.reuses) for p in self._waiting() if p.report < self._reports)
         whole = sum(_whole(p) for p in self._live.values() if p.cached is not None and not p.reading)
         left = max(0.0, self._reported - waits)
         return min(1.0, left / whole) if whole else 0.0, max(0.0, left - whole)

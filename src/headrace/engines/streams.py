@@ -68,7 +68,7 @@ class Streams:
             stream = self._live.get(event.rid)
             if stream is None:
                 continue
-            self._backlog.book(event)
+            self._backlog.book(event, self._clock())
             if type(event) is Finished:
                 stream.left -= 1
                 if stream.left == 0:
