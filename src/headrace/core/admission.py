@@ -10,8 +10,8 @@ Rules:
    is computed for it. That is what keeps goodput flat when more comes than can be answered.
 2. Hard limits hold always; a prediction refuses only what the engine's own figures show to be late. Nothing known,
    nothing refused.
-3. Under overload the queue stands exactly where the last one is just in time, so figures that are a little too good make
-   everybody late. Therefore predicted waits are corrected by what came of those before them.
+3. Under overload the queue stands exactly where the last one is just in time, so figures that are a little too good
+   make everybody late. Therefore predicted waits are corrected by what came of those before them.
 4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet.
 Pure: no clock, no I/O. One for each engine, on the server's side, where a burst is seen before the engine sees it.
 """

@@ -119,7 +119,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode_share: float = 0.0
     """What decodes take of each second, 0 to 1."""
     backlog_tokens: int = 0
-    """Prompt tokens of running and waiting sequences that are still to be computed; cached ones are not."""
+    """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
+    count once."""
 
 
 Sink = Callable[[Event], None]
