@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.core.errors import ContextExceeded, InvalidRequest
-from headrace.core.request import ChatRequest, CompletionRequest, Message, Options
+from headrace.core.request import BATCH, ChatRequest, CompletionRequest, Message, Options
 from headrace.server.model import LONG_TEXT, ServedModel
 from server.asgi_driver import on_loop
 from server.hand_engine import CONTROL, INFO, HandEngine, model
@@ -37,6 +37,12 @@ async def test_a_chat_is_rendered_and_becomes_one_generation() -> None:
     (generation,) = job.generations
     assert (generation.rid, generation.prompt, generation.max_tokens) == (8, HI, 5)
     assert (generation.n, generation.stop, generation.cache) == (3, ("x",), False)
+
+
+@on_loop
+async def test_how_urgent_it_is_goes_to_the_engine() -> None:
+    job = await served().chat(chat("hi", priority=BATCH, deadline=1.5), itertools.count(1))
+    assert (job.generations[0].priority, job.generations[0].deadline) == (BATCH, 1.5)
 
 
 @on_loop
