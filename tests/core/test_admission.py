@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from core.overload import DEADLINE_S, offer
+from core.overload import Kind, offer
 from headrace.core.admission import EARLY, LATE, Backlog, Bounds
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta
@@ -67,7 +67,7 @@ def test_who_finds_a_place_does_not_wait() -> None:
     assert refusal(one, prompt(4)).reason == "queue_full", "it holds its place while it runs"
     one.book(Delta(1, 0, "x", 1), 0.0)
     assert refusal(one, prompt(4)).reason == "queue_full"
-    one.remove(1)
+    one.remove(1, 0.0)
     one.add(prompt(4), 0.0)
 
 
@@ -94,7 +94,7 @@ def test_waiting_tokens_are_bounded() -> None:
     assert (error.reason, error.retry_after) == ("queue_tokens", 2)
     assert "2500 prompt tokens are waiting and this request has 1200, the limit is 2500" in error.message
     one.book(Admitted(1, 0, 0), 0.0)
-    one.remove(1)
+    one.remove(1, 0.0)
     one.add(prompt(4, 1000), 0.0)
 
 
@@ -190,10 +190,10 @@ def test_who_has_left_is_not_waited_for_although_the_engine_still_counts_it(begu
     if begun:
         one.book(Admitted(1, 0, 0), 0.0)
     one.learn(MS, 0.0, 1400)
-    one.remove(1)
+    one.remove(1, 0.0)
     assert ahead(one, 5000) == pytest.approx(0.4)
-    one.remove(1)
-    one.remove(2)
+    one.remove(1, 0.0)
+    one.remove(2, 0.0)
     assert ahead(one, 5000) == pytest.approx(0.0)
 
 
@@ -204,13 +204,13 @@ def test_prompts_are_expected_to_be_cached_as_those_before() -> None:
     one.book(Admitted(1, 0, 800), 0.0)
     one.book(Admitted(1, 1, 0), 0.0)  # its second choice shares the prompt
     assert one.hit_ratio == pytest.approx(0.8)
-    one.remove(1)
+    one.remove(1, 0.0)
     assert one.predict(1000, INTERACTIVE, 0.0) == pytest.approx(0.2)
     assert one.predict(1000, INTERACTIVE, 0.0, reuses=False) == pytest.approx(1.0)
     for rid in range(2, 200):
         one.add(prompt(rid), 0.0)
         one.book(Admitted(rid, 0, 0), 0.0)
-        one.remove(rid)
+        one.remove(rid, 0.0)
     assert one.hit_ratio < 0.001
 
 
@@ -227,7 +227,7 @@ def test_a_wholly_cached_prompt_still_costs_its_last_token() -> None:
     one = backlog()
     one.add(prompt(1), 0.0)
     one.book(Admitted(1, 0, 1000), 0.0)
-    one.remove(1)
+    one.remove(1, 0.0)
     assert one.predict(1000, INTERACTIVE, 0.0) == pytest.approx(MS)
 
 
@@ -261,9 +261,9 @@ def test_trying_again_when_told_helps() -> None:
 def test_alone_only_an_impossible_deadline_is_refused() -> None:
     one = backlog(queue_timeout_s=30.0)
     one.add(prompt(1, 100_000), 0.0)
-    one.remove(1)
+    one.remove(1, 0.0)
     one.add(prompt(1, 1000, deadline=1.0), 0.0)
-    one.remove(1)
+    one.remove(1, 0.0)
     assert refusal(one, prompt(2, 1001, deadline=1.0)).retry_after == 1
 
 
@@ -281,7 +281,7 @@ def test_who_would_have_to_wait_longer_than_the_queue_lets_is_refused_at_once(de
 def test_what_is_not_known_here_is_passed_over() -> None:
     one = backlog()
     one.book(Delta(7, 0, "x", 1), 0.0)
-    one.remove(7)
+    one.remove(7, 0.0)
     assert repr(one) == "<Backlog [0 live, 0 waiting]>"
 
 
@@ -292,8 +292,8 @@ def arrive(one: Backlog, rid: int, took: float) -> None:
     one.book(Admitted(rid, 0, 0), 0.0)
     one.book(Delta(rid, 0, "x", 1), took)
     one.book(Delta(rid, 0, "y", 1), took + 100.0)
-    one.remove(rid)
-    one.remove(0)
+    one.remove(rid, 0.0)
+    one.remove(0, 0.0)
 
 
 def test_waits_are_corrected_by_those_before() -> None:
@@ -302,7 +302,7 @@ def test_waits_are_corrected_by_those_before() -> None:
     assert one.correction == LATE
     one.add(prompt(2, 2000), -1000.0)
     assert one.predict(1000, INTERACTIVE, 0.0) == pytest.approx(1.0 + LATE * 2.0), "its own work is not"
-    one.remove(2)
+    one.remove(2, 0.0)
     arrive(one, 3, 3.0)
     assert one.correction == pytest.approx(LATE * EARLY)
 
@@ -329,20 +329,109 @@ def test_nothing_is_learned_from_who_did_not_wait() -> None:
     assert one.correction == unknown.correction == 1.0
 
 
+# Places.
+
+
+def held(hold_s: float, **bounds: Any) -> Backlog:
+    """An engine whose answers hold their places that long, with prompts of no weight."""
+    one = backlog(**bounds)
+    one.add(prompt(0, 1), -hold_s)
+    one.book(Admitted(0, 0, 0), -hold_s)
+    one.book(Delta(0, 0, "x", 1), -hold_s)
+    one.remove(0, 0.0)
+    return one
+
+
+def start(one: Backlog, rid: int, now: float, **fields: Any) -> None:
+    one.add(prompt(rid, 1, **fields), now)
+    one.book(Admitted(rid, 0, 0), now)
+    one.book(Delta(rid, 0, "x", 1), now)
+
+
+def place(one: Backlog, now: float = 0.0, priority: int = INTERACTIVE) -> float:
+    """Seconds until a place is free for a prompt."""
+    return one.predict(1, priority, now, reuses=False) - MS
+
+
+def test_a_place_comes_free_when_its_holder_has_had_its_time() -> None:
+    one = held(5.0, places=1)
+    assert place(one) == pytest.approx(0.0)
+    start(one, 1, 0.0)
+    assert place(one) == pytest.approx(5.0)
+    assert place(one, 3.0) == pytest.approx(2.0)
+    assert place(one, 9.0) == pytest.approx(0.0), "it must be over any moment"
+    one.remove(1, 9.0)
+    assert place(one, 9.0) == pytest.approx(0.0)
+
+
+def test_several_places_come_free_one_after_the_other() -> None:
+    one = held(4.0, places=4)
+    for rid in range(1, 4):
+        start(one, rid, 0.0)
+    assert place(one) == pytest.approx(0.0)
+    start(one, 4, 0.0)
+    assert place(one) == pytest.approx(1.0)
+    one.add(prompt(5, 1, n=2), 0.0)
+    assert place(one) == pytest.approx(3.0, abs=0.01)
+    one.add(prompt(6, 1, priority=BATCH), 0.0)
+    assert place(one) == pytest.approx(3.0, abs=0.01)
+    assert place(one, priority=BATCH) == pytest.approx(4.0, abs=0.01)
+    assert place(one, 3.5) == pytest.approx(2.5, abs=0.01), "the oldest holder is nearly done"
+
+
+def test_the_longer_of_both_waits_counts() -> None:
+    one = held(5.0, places=1)
+    start(one, 1, 0.0)
+    one.add(prompt(2, 30), 0.0)
+    one.learn(MS, 0.0, 30)
+    assert ahead(one, 9000) == pytest.approx(10.0)
+    one.learn(MS, 0.0, 20_030)
+    assert ahead(one, 9000) == pytest.approx(20.03)
+
+
+@pytest.mark.parametrize("bounds", [{"places": 0}, {"places": 1, "predict": False}])
+def test_nobody_waits_for_places_that_are_not_known(bounds: dict[str, Any]) -> None:
+    one = held(5.0, **bounds)
+    start(one, 1, 0.0)
+    one.add(prompt(2, 1, deadline=1.0), 0.0)
+
+
+def test_what_was_given_up_before_it_had_a_place_held_none() -> None:
+    one = held(5.0, places=1)
+    start(one, 1, 0.0)
+    one.add(prompt(2, 1), 0.0)
+    one.remove(2, 1000.0)
+    assert place(one) == pytest.approx(5.0)
+
+
+def test_places_of_unknown_duration_refuse_nobody() -> None:
+    one = backlog(places=1)
+    start(one, 1, 0.0)
+    one.add(prompt(2, 1, deadline=1.0), 0.0)
+
+
 # Goodput.
 
+MIXED = (100, 200, 400, 1600)
 
-@pytest.mark.parametrize("sizes", [(400,), (100, 200, 400, 1600)])
-@pytest.mark.parametrize("error", [1.0, 0.7, 1.4])
-def test_goodput_stays_flat_under_overload_and_collapses_without_admission(
-    sizes: tuple[int, ...], error: float
-) -> None:
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Kind(sizes, error=error) for sizes in ((400,), MIXED) for error in (1.0, 0.7, 1.4)),
+        Kind((40,), places=1, answer_s=0.5),
+        Kind((40,), places=4, answer_s=1.5),
+        Kind(MIXED, places=8, answer_s=3.0),
+    ],
+    ids=str,
+)
+def test_goodput_stays_flat_under_overload_and_collapses_without_admission(kind: Kind) -> None:
     loads = (0.5, 1.0, 2.0, 4.0)
-    kept = {load: offer(load, predict=True, sizes=sizes, error=error) for load in loads}
-    lost = {load: offer(load, predict=False, sizes=sizes, error=error) for load in loads}
+    kept = {load: offer(kind, load, predict=True) for load in loads}
+    lost = {load: offer(kind, load, predict=False) for load in loads}
     best = max(run.goodput for run in kept.values())
     assert kept[0.5].refused <= 1, "no need, no refusal"
     assert kept[2.0].goodput >= kept[1.0].goodput
     assert kept[4.0].goodput >= 0.9 * best
-    assert lost[4.0].goodput <= 0.25 * max(run.goodput for run in lost.values())
-    assert kept[4.0].late <= 0.1 * kept[4.0].taken, f"what was taken is in time, within {DEADLINE_S} s"
+    assert lost[4.0].goodput <= 0.15 * max(run.goodput for run in lost.values())
+    assert kept[4.0].late <= 0.15 * kept[4.0].taken, "what was taken is mostly in time"

@@ -65,7 +65,19 @@ class Bounds:
 class _Prompt:
     """One live generation. `cached` is None until the engine has begun with it."""
 
-    __slots__ = ("arrived", "cached", "choices", "own", "priority", "reading", "report", "reuses", "tokens", "wait")
+    __slots__ = (
+        "arrived",
+        "begun",
+        "cached",
+        "choices",
+        "own",
+        "priority",
+        "reading",
+        "report",
+        "reuses",
+        "tokens",
+        "wait",
+    )
 
     def __init__(self, generation: Generation, now: float, report: int) -> None:
         self.arrived = now
@@ -76,6 +88,7 @@ class _Prompt:
         self.priority = generation.priority
         self.reuses = generation.cache
         self.cached: int | None = None
+        self.begun = 0.0
         self.reading = False
         """Its first token is out."""
         self.wait = self.own = 0.0
@@ -98,6 +111,8 @@ class Backlog:
         """What a predicted wait is multiplied by."""
         self._hits = self._seen = 0.0
         """Tokens of recent prompts that were cached, and all of them; the latest weigh most."""
+        self._held_s = self._holders = 0.0
+        """How long recent generations held their places, and how many they were; the latest weigh most."""
 
     def __repr__(self) -> str:
         return f"<Backlog [{len(self._live)} live, {self.waiting} waiting]>"
@@ -127,7 +142,8 @@ class Backlog:
         prompt = _Prompt(generation, now, self._reports)
         if self._prefill_s > 0.0:
             size = self._size(prompt.tokens, prompt.reuses)
-            prompt.wait, prompt.own = self._seconds(self._ahead(size, prompt.priority, now)), self._seconds(size)
+            prompt.wait = self._wait(size, prompt.priority, now, choices=prompt.choices)
+            prompt.own = self._seconds(size)
         self._check(prompt, generation.deadline)
         self._live[generation.rid] = prompt
 
@@ -138,7 +154,7 @@ class Backlog:
             return
         if type(event) is Admitted:
             if prompt.cached is None:
-                prompt.cached = event.cached
+                prompt.cached, prompt.begun = event.cached, now
                 if prompt.reuses:
                     self._hits = MEMORY * self._hits + event.cached
                     self._seen = MEMORY * self._seen + prompt.tokens
@@ -146,7 +162,7 @@ class Backlog:
             prompt.reading = True
             self._compare(prompt, now)
 
-    def remove(self, rid: int) -> None:
+    def remove(self, rid: int, now: float) -> None:
         """It is over, or nobody wants it any more; unknown ones are ignored."""
         prompt = self._live.get(rid)
         if prompt is None:
@@ -155,6 +171,9 @@ class Backlog:
             # The engine's figure holds this one until its next step: newcomers shall not pay for it.
             scale, _ = self._split()
             self._reported = max(0.0, self._reported - self._left(prompt, scale))
+        if prompt.cached is not None:
+            self._held_s = MEMORY * self._held_s + (now - prompt.begun)
+            self._holders = MEMORY * self._holders + 1.0
         del self._live[rid]
 
     # What follows from it.
@@ -164,11 +183,29 @@ class Backlog:
 
         An approximation. Before it go all prompts of a more urgent priority, and of its own those with less work left,
         where each second of waiting counts as AGEING seconds of work done; then comes the prompt itself, less its
-        share of cached tokens, all at the speed that decodes leave. Prompts that come later and pass it are not
-        foreseen, nor are full places: the correction knows of both what it has seen.
+        share of cached tokens, all at the speed that decodes leave. If all places are taken, it waits for one as well,
+        and the longer of the two counts. Prompts that come later and pass it are not foreseen; the correction knows
+        what that came to before.
         """
         size = self._size(tokens, reuses)
-        return self.correction * self._seconds(self._ahead(size, priority, now)) + self._seconds(size)
+        return self.correction * self._wait(size, priority, now) + self._seconds(size)
+
+    def _wait(self, size: float, priority: int, now: float, *, choices: int = 1) -> float:
+        """Seconds until it is the turn of a prompt of `size` tokens that comes now, by the figures alone."""
+        return max(self._seconds(self._ahead(size, priority, now)), self._place(choices, priority, now))
+
+    def _place(self, choices: int, priority: int, now: float) -> float:
+        """Seconds until there is a place for it: P places that are held for H seconds each come free every H / P
+        seconds, the first one when the oldest holder has had its H."""
+        places = self.bounds.places
+        holders = [p for p in self._live.values() if p.cached is not None]
+        need = choices - places + sum(p.choices for p in holders)
+        need += sum(p.choices for p in self._waiting() if p.priority <= priority)
+        if need <= 0 or not holders or not places or not self._holders:
+            return 0.0
+        hold = self._held_s / self._holders
+        first = hold - max(now - p.begun for p in holders)
+        return min(hold / places, max(0.0, first)) + (need - 1) * hold / places
 
     def _ahead(self, size: float, priority: int, now: float) -> float:
         """Tokens that are computed before a prompt of `size` tokens that comes now."""

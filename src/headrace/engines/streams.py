@@ -55,7 +55,7 @@ class Streams:
         stream = self._live.pop(rid, None)
         if stream is None:
             return False
-        self._backlog.remove(rid)
+        self._backlog.remove(rid, self._clock())
         return True
 
     def learn(self, stats: EngineStats) -> None:
