@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import engine_environment
+from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
@@ -130,6 +131,18 @@ def make_pace(config: Config) -> Pace:
     return Pace(itl, hard, max(hard, stall), slo.arrival_guard_ms / 1e3, slo.ttft_fuse_ms / 1e3)
 
 
+def make_bounds(config: Config) -> Bounds:
+    """How much may wait for the engine."""
+    e = config.engine
+    return Bounds(
+        max_waiting=e.max_waiting,
+        max_waiting_tokens=e.max_waiting_tokens,
+        queue_timeout_s=e.queue_timeout_s,
+        places=e.max_running,
+        predict=config.optimizations.admission,
+    )
+
+
 def batch_size(tokens: int) -> int:
     """`tokens`, rounded up to whole tiles."""
     return -(-tokens // BATCH_STEP) * BATCH_STEP
@@ -168,11 +181,11 @@ def make_blueprint(config: Config) -> Blueprint:
 def make_engine(config: Config) -> StreamEngine:
     """The embedded engine, in a child process unless the configuration says otherwise. Raises StartupError."""
     blueprint = make_blueprint(config)
-    waiting = config.engine.max_waiting
+    bounds = make_bounds(config)
     if config.engine.in_process:
-        return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, max_waiting=waiting)
+        return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, bounds=bounds)
     environment = engine_environment(config.engine.spin)
-    return WorkerEngine(blueprint, time.monotonic, max_waiting=waiting, environment=environment)
+    return WorkerEngine(blueprint, time.monotonic, bounds=bounds, environment=environment)
 
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.core.admission import AGEING
 from headrace.core.budget import Pace, Room
 from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.door import Door
@@ -30,8 +31,9 @@ from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
 
-STRETCH = 5.0
-"""A prompt without a deadline is due after this many times the seconds that it takes alone."""
+STRETCH = 1.0 + 1.0 / AGEING
+"""A prompt without a deadline is due after this many times the seconds that it takes alone: what is left to do of a
+prompt counts AGEING seconds less for each second that it has waited."""
 
 PATIENCE = 30.0
 """Seconds that a request of the batch class lets others pass."""

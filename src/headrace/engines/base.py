@@ -125,6 +125,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """KV sequence ids of finished sequences, kept for reuse."""
     slots_pinned: int = 0
     """KV sequence ids of prompt templates that stay."""
+    prefill_s: float = 0.0
+    """Seconds that a prompt token takes, learned; 0: not known yet."""
+    decode_share: float = 0.0
+    """What decodes take of each second, 0 to 1."""
+    backlog_tokens: int = 0
+    """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
+    count once."""
 
 
 Sink = Callable[[Event], None]
@@ -158,7 +165,7 @@ class StreamEngine(Protocol):
         ...
 
     def submit(self, generation: Generation, sink: Sink) -> None:
-        """Start one. Raises EngineUnavailable. `sink` gets its events in the order of `core.events`."""
+        """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
         ...
 
     def cancel(self, rid: int) -> None:
