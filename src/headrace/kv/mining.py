@@ -6,19 +6,22 @@
            41.2 uses        1 use            (decayed: an hour ago counts less than now)
             ╱      ╲
        [hello]   [in English: …]             pinned: the paths whose uses × tokens are most for the KV they take
-       3.1 uses     17.8 uses                 here [you are a helper][in English: …], which holds [you are a helper] too
+       3.1 uses     17.8 uses                here [you are a helper][in English: …], which holds its beginning too
 
-Rules: nothing is counted token by token; runs are compared as slices. The weight of a prompt grows with time instead of
-all others shrinking, so a count is one addition. What was seen once is forgotten before what was seen again: a stream of
-prompts without anything in common cannot push the common ones out. Of salted prompts nothing is learned. Pure: time is
-an argument.
+Rules: nothing is counted token by token; runs are compared as slices. A prompt weighs more the later it comes instead
+of all others fading: a count is one addition. What was seen once is forgotten before what was seen again: a stream of
+prompts without anything in common cannot push the rest out. Of salted prompts nothing is learned. Pure: time is an
+argument.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from headrace.core.sequence import common_prefix
 
@@ -36,7 +39,8 @@ PLACE_TOKENS = 256
 """What a pinned prefix costs besides its KV (a sequence id, an entry in each tier), in tokens of KV."""
 MAX_DEPTH = 16_384
 """Tokens of a prompt that are looked at."""
-_REBASE = 2.0**400
+_REBASE = 400.0
+"""Half-lives after which weights begin anew at 1: a float would end at 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Miner:
         # Both in the order of last use, deepest first within one prompt: the first of either has no younger descendant.
         self._once: dict[_Node, None] = {}
         self._again: dict[_Node, None] = {}
-        self._tokens = 0
+        self._tokens = self._once_tokens = 0
         self._epoch = 0.0
         self._pinned: list[_Node] = []
 
@@ -108,6 +112,7 @@ class Miner:
                 node.children[rest[done]] = child
                 self._once[child] = None
                 self._tokens += len(child.tokens)
+                self._once_tokens += len(child.tokens)
             else:
                 same = common_prefix(child.tokens, rest, done)
                 if same < len(child.tokens):
@@ -142,9 +147,7 @@ class Miner:
         if cells is not None:
             kept.fit(cells)
             kept.drop_small()
-        while len(kept.leaves) > budget:
-            kept.drop(min(kept.leaves, key=kept.density))
-            kept.drop_small()
+        kept.reduce(budget)
         leaves = sorted(kept.leaves, key=kept.density, reverse=True)
         for node in self._pinned:
             for held in _path(node):
@@ -162,12 +165,13 @@ class Miner:
 
     def _weight(self, now: float) -> float:
         """What one use counts now."""
-        weight: float = 2.0 ** ((now - self._epoch) / self._half_life)
-        if weight < _REBASE:
-            return weight
+        age = (now - self._epoch) / self._half_life
+        if age < _REBASE:
+            return math.pow(2.0, age)
+        fade = math.pow(2.0, -age)
         for nodes in (self._once, self._again):
             for node in nodes:
-                node.weight /= weight
+                node.weight *= fade
         self._epoch = now
         return 1.0
 
@@ -188,6 +192,7 @@ class Miner:
             node.again = True
             del self._once[node]
             self._again[node] = None
+            self._once_tokens -= len(node.tokens)
 
     def _touch(self, path: list[_Node]) -> None:
         for node in reversed(path):
@@ -196,10 +201,10 @@ class Miner:
             order[node] = None
 
     def _forget(self) -> None:
-        """Keep to the bounds: first what was seen once, unless that is little."""
+        """Keep to the bounds: first goes what was seen once, unless that is less than a quarter."""
         while self.nodes > self._max_nodes or self._tokens > self._max_tokens:
-            once = len(self._once) > self._max_nodes // 4 or not self._again or self._tokens > self._max_tokens
-            self._drop(next(iter(self._once if once and self._once else self._again)))
+            once = 4 * len(self._once) > self._max_nodes or 4 * self._once_tokens > self._max_tokens
+            self._drop(next(iter(self._once if once or not self._again else self._again)))
 
     def _drop(self, node: _Node) -> None:
         """Forget a node and what is below it."""
@@ -209,8 +214,12 @@ class Miner:
         while below:
             gone = below.pop()
             below.extend(gone.children.values())
-            del (self._again if gone.again else self._once)[gone]
             self._tokens -= len(gone.tokens)
+            if gone.again:
+                del self._again[gone]
+            else:
+                del self._once[gone]
+                self._once_tokens -= len(gone.tokens)
 
 
 # Choosing ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,11 +230,12 @@ class _Kept:
 
     def __init__(self, nodes: list[_Node], scale: float) -> None:
         self._scale = scale
-        self._below: dict[_Node, set[_Node]] = {node: set() for node in nodes}
+        # Dictionaries stand for sets: they keep an order, so equal traffic gives equal choices.
+        self._below: dict[_Node, dict[_Node, None]] = {node: {} for node in nodes}
         for node in nodes:
             if node.parent in self._below:
-                self._below[node.parent].add(node)
-        self.leaves = {node for node, below in self._below.items() if not below}
+                self._below[node.parent][node] = None
+        self.leaves = {node: None for node, below in self._below.items() if not below}
 
     def _value(self, node: _Node) -> float:
         """Uses, with a bonus for what is pinned already."""
@@ -246,15 +256,27 @@ class _Kept:
             tokens += len(node.tokens)
         return saved / (tokens + PLACE_TOKENS), leaf.end
 
-    def drop(self, leaf: _Node) -> None:
-        """Without this prefix; what it shares stays."""
-        for node in list(self._own(leaf)):
-            self._cut(node)
+    def reduce(self, budget: int) -> None:
+        """Without the least dense prefixes; what they share with others stays."""
+        ties = count()
+        order = [(self.density(leaf), next(ties), leaf) for leaf in self.leaves]
+        heapify(order)
+        while len(self.leaves) > budget:
+            density, _, leaf = heappop(order)
+            if leaf not in self.leaves or density != self.density(leaf):
+                continue  # it is in the heap again, as it is now
+            own = list(self._own(leaf))
+            for node in own:
+                self._cut(node)
+            above = own[-1].parent
+            if above in self._below:
+                for heir in self._leaves_under(above):
+                    heappush(order, (self.density(heir), next(ties), heir))
 
     def drop_small(self) -> None:
         """Without prefixes that are too short, and without ends too short for the uses that they cost.
 
-        An end goes if fewer than MIN_TOKENS stand behind the last place where a path branches or half the uses are lost.
+        An end goes if fewer than MIN_TOKENS stand behind the last place where the path branches or loses half its uses.
         """
         todo = list(self.leaves)
         while todo:
@@ -277,10 +299,16 @@ class _Kept:
     def fit(self, cells: int) -> None:
         """Take off the ends with the fewest uses until the rest fits."""
         used = sum(len(node.tokens) for node in self._below)
+        ties = count()
+        order = [(self._value(leaf), next(ties), leaf) for leaf in self.leaves]
+        heapify(order)
         while used > cells:
-            leaf = min(self.leaves, key=self._value)
+            leaf = heappop(order)[2]
             used -= len(leaf.tokens)
             self._cut(leaf)
+            above = leaf.parent
+            if above is not None and above in self.leaves:
+                heappush(order, (self._value(above), next(ties), above))
 
     def _leaves_under(self, node: _Node) -> Iterator[_Node]:
         """Those whose own part may have become longer: `node` itself, or the only path that is left below it."""
@@ -290,13 +318,13 @@ class _Kept:
             yield node
 
     def _cut(self, leaf: _Node) -> None:
-        self.leaves.discard(leaf)
+        self.leaves.pop(leaf, None)
         del self._below[leaf]
         above = leaf.parent
         if above in self._below:
-            self._below[above].discard(leaf)
+            del self._below[above][leaf]
             if not self._below[above]:
-                self.leaves.add(above)
+                self.leaves[above] = None
 
 
 def _path(node: _Node) -> Iterator[_Node]:

@@ -63,20 +63,26 @@ def _without_some_table(text: str, name: str) -> Iterator[str]:
         if name not in lines[start]:
             continue
         for end in [*headers[number + 1 :], len(lines)]:
-            # What stands above the next header is the next table's. A multi-line string ends in a line of its own.
+            # Comments above the next header are the next table's, unless what looks like one is the end of a long text.
             stop = end
             while stop > start + 1 and (not lines[stop - 1].strip() or lines[stop - 1].lstrip().startswith("#")):
                 stop -= 1
+            while stop < end and not _is_toml("".join(lines[start:stop])):
+                stop += 1
             head, tail = "".join(lines[:start]), "".join(lines[stop:])
             yield head.rstrip("\n") + "\n" if head.strip() and not tail.strip() else head + tail.lstrip("\n")
 
 
-def _reads_as(text: str, wanted: Mapping[str, Any]) -> bool:
+def _is_toml(text: str) -> bool:
     try:
-        found = tomllib.loads(text)
+        tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return False
-    return {"templates": {}, **found} == wanted
+    return True
+
+
+def _reads_as(text: str, wanted: Mapping[str, Any]) -> bool:
+    return _is_toml(text) and {"templates": {}, **tomllib.loads(text)} == wanted
 
 
 def _string(text: str) -> str:

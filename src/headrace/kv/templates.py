@@ -72,7 +72,7 @@ class Template:
         return tuple(dict.fromkeys(part.name for part in self.system + self.user if isinstance(part, Variable)))
 
     def messages(self, fill: Callable[[str], str], *, user: str) -> list[Message]:
-        """The chat's first two turns. `fill`: variable → text; `user`: the second, where the template leaves it free."""
+        """The chat's first two turns. `fill`: variable → text; `user`: the second, if the template leaves it free."""
         second = _filled(self.user, fill) if self.user else user
         return [Message("system", _filled(self.system, fill)), Message("user", second)]
 
@@ -242,7 +242,7 @@ def _after(template: Template, encode: Encode) -> Iterator[tuple[str, int]]:
         if end == start + 1:
             yield variable.name, 0
         else:
-            before, behind = (_shared(_first(template, at), encode, ("",)) for at in (start, end))
+            before, behind = (_shared(_first(template, at), encode, ("Zulu",)) for at in (start + 1, end))
             yield variable.name, max(0, len(behind) - len(before))
 
 
