@@ -80,7 +80,7 @@ def read_text(file: Path, *, missing: str | None = None) -> str:
     except OSError as error:
         raise StartupError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
     except UnicodeDecodeError as error:
-        raise StartupError(f"{file}: is not UTF-8 at byte {error.start}") from None
+        raise StartupError(f"{file}: is not UTF-8 at byte {error.start + 1}") from None
 
 
 def write_text(file: Path, text: str) -> None:

@@ -31,7 +31,7 @@ def test_add_list_explain_and_remove(file: Path, capsys: pytest.CaptureFixture[s
     ]
     assert status_of("list") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "desk  40 of 59 tokens are reused",
+        "desk  40 of 54 tokens are reused",
         "      warning: 5 tokens after {date} cannot be reused exactly: move the variable to the end",
         "      warning: the prefix is 40 tokens: fewer than 64 save next to nothing",
         "b     76 of 89 tokens are reused",
@@ -41,8 +41,8 @@ def test_add_list_explain_and_remove(file: Path, capsys: pytest.CaptureFixture[s
         "desk, with scripted:",
         "      40  reused: up to {date}",
         "       5  computed for each chat: the text after {date}",
-        "      14  computed for each chat: what the chat template puts behind, a word that touches a variable",
-        "      59  in all, without the variables",
+        "       9  computed for each chat: what the chat template puts behind, and a word that touches a variable",
+        "      54  in all, without the variables",
         "warning: 5 tokens after {date} cannot be reused exactly: move the variable to the end",
         "warning: the prefix is 40 tokens: fewer than 64 save next to nothing",
     ]
@@ -81,7 +81,7 @@ def test_texts_may_come_from_files_and_braces_may_be_braces(
         (("add", "old", "--system", "x"), "templates.old: is there already"),
         (("add", "new", "--system", "old text"), "templates.new: says the same as templates.old"),
         (("rm", "none"), "templates.none: there is no such template; there are: old"),
-        (("explain", "none"), "templates.none: is not in"),
+        (("explain", "none"), "templates.none: there is no such template in"),
         (("explian",), "explian"),
     ],
 )

@@ -257,6 +257,6 @@ def _warnings(prefix: int, after: tuple[tuple[str, int], ...]) -> Iterator[str]:
     lost = sum(tokens for _, tokens in after)
     if lost:
         name = after[0][0]
-        yield f"{lost} tokens after {{{name}}} cannot be reused exactly: move the variable to the end"
+        yield f"{lost} token{'s' * (lost != 1)} after {{{name}}} cannot be reused exactly: move the variable to the end"
     if prefix < SHORT:
-        yield f"the prefix is {prefix} tokens: fewer than {SHORT} save next to nothing"
+        yield f"the prefix is {prefix} token{'s' * (prefix != 1)}: fewer than {SHORT} save next to nothing"
