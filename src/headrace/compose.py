@@ -22,11 +22,12 @@ from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
 from headrace.core.tokenizer import Tokenizer
-from headrace.engines.base import StreamEngine
+from headrace.engines.base import ModelInfo, StreamEngine
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build
+from headrace.kv.templates import Encode
 from headrace.models import script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -38,7 +39,7 @@ from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
 from headrace.settings import Config
-from headrace.testing import ScriptedTokenizer
+from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
@@ -190,11 +191,19 @@ def make_engine(config: Config) -> StreamEngine:
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     """A started engine with its tokenizer and template. Raises StartupError."""
-    info = engine.info
-    scripted = script_rate(config.model.path) is not None
-    vocabulary: Tokenizer = ScriptedTokenizer() if scripted else Vocabulary.open(Path(config.model.path))
+    vocabulary: Tokenizer
+    if script_rate(config.model.path) is not None:
+        vocabulary = ScriptedTokenizer()
+    else:
+        vocabulary = Vocabulary.open(Path(config.model.path))
+    template = make_template(config, engine.info)
+    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
+
+
+def make_template(config: Config, info: ModelInfo) -> ChatTemplate:
+    """The model's own chat template, or the usual one. Raises StartupError."""
     try:
-        template = ChatTemplate(
+        return ChatTemplate(
             info.chat_template or DEFAULT_TEMPLATE,
             control=info.control,
             bos=info.bos,
@@ -203,7 +212,21 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
         )
     except ValueError as error:
         raise StartupError(f"{config.model.path}: {error}") from error
-    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
+
+
+def make_encode(config: Config) -> Encode:
+    """How chats become tokens, without an engine: the vocabulary alone is opened. Raises StartupError.
+
+    `config.model.path` is the path of a file, or that of a scripted model.
+    """
+    tokenizer: Tokenizer
+    if script_rate(config.model.path) is not None:
+        tokenizer, info = ScriptedTokenizer(), ScriptedEngine([], n_ctx=SCRIPT_CONTEXT).info
+    else:
+        tokenizer = vocabulary = Vocabulary.open(Path(config.model.path))
+        info = vocabulary.info(config.model.alias, 0, 0)
+    template, encoder = make_template(config, info), PieceEncoder(tokenizer, max_bytes=ENCODER_BYTES)
+    return lambda messages: encoder.encode(template.render(messages), bos=info.bos, add_bos=info.add_bos)
 
 
 def _changed(path: Path) -> int:

@@ -209,7 +209,9 @@ class Tiers:
 class Templates:
     """Prompts that are kept warm."""
 
-    file: str = _row("", "", help="TOML file of prompt templates; empty takes `templates.toml` beside the config file.")
+    file: str = _row("", "", help=
+        "TOML file of prompt templates whose beginnings are kept warm; empty takes "
+        "`$XDG_CONFIG_HOME/headrace/templates.toml` if it is there.")
     budget: int = _row(100, "prefixes", low=0, high=100_000, help=
         "Prefixes that `optimizations.mined_templates` may pin.")
 
