@@ -137,8 +137,8 @@ def test_shorter_ones_go_first_longer_ones_do_not() -> None:
 def test_waiting_moves_a_long_one_forward() -> None:
     one = backlog()
     one.add(prompt(1, 2000), 0.0)
-    assert one.predict(1000, INTERACTIVE, 0.9) == pytest.approx(1.0)
-    assert one.predict(1000, INTERACTIVE, 1.1) == pytest.approx(3.0)
+    assert one.predict(1000, INTERACTIVE, 3.9) == pytest.approx(1.0)
+    assert one.predict(1000, INTERACTIVE, 4.1) == pytest.approx(3.0)
 
 
 def test_batch_waits_for_all_interactive_and_they_never_for_it() -> None:

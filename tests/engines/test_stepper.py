@@ -13,7 +13,7 @@ from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats, StepAborted
-from headrace.engines.stepper import FRAGMENTATION_EVERY, Stepper
+from headrace.engines.stepper import LOOK_UP_EVERY, Stepper
 from headrace.testing import ManualClock, ScriptedEngine
 from rig import GREEDY, Transcript
 
@@ -430,20 +430,20 @@ def test_fragmentation_is_looked_up_when_there_is_nothing_to_do() -> None:
         desk.stepper.submit(Generation(1, prompt(100, 1), 2, cache=False))
         desk.stepper.submit(Generation(2, prompt(200, 2), 9))
         desk.until(lambda d: d.ended(1, 2)(d) and d.stats.running == 0 and d.stats.fragmentation > 0)
-        assert desk.stats.steps < FRAGMENTATION_EVERY
+        assert desk.stats.steps < LOOK_UP_EVERY
         assert desk.stats.fragmentation == layout.fragmentation
 
 
 def test_fragmentation_is_looked_up_now_and_then_while_there_is_work() -> None:
     stepper = Stepper(ScriptedEngine([[b"a"]] * 300, slots=8), Limits(), ManualClock(), lambda *_: None)
     stepper.scheduler.submit(Generation(1, prompt(100, 1), 2, cache=False), 0.0)
-    stepper.scheduler.submit(Generation(2, prompt(200, 2), FRAGMENTATION_EVERY + 1), 0.0)
+    stepper.scheduler.submit(Generation(2, prompt(200, 2), LOOK_UP_EVERY + 1), 0.0)
     seen = set()
     while plan := stepper.scheduler.plan(0.0):
         stepper.step(plan)
         if stepper.stats().fragmentation > 0:
             seen.add(stepper.stats().steps)
-    assert min(seen) == FRAGMENTATION_EVERY
+    assert min(seen) == LOOK_UP_EVERY
 
 
 # --- when steps do not work out; by hand, without threads

@@ -81,6 +81,11 @@ class CostModel:
         """To be saved, in the order of TERMS."""
         return self._plain
 
+    @property
+    def per_token(self) -> float:
+        """Seconds of a prompt token at the beginning of a prompt."""
+        return self._plain[1]
+
     def predict(self, work: Work) -> float:
         """Seconds that the step will take."""
         # In plain floats: called for several sizes of each step, and numpy's overhead is ten times the arithmetic.

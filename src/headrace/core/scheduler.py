@@ -96,6 +96,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
+        self.decode_share = 0.0
+        """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
@@ -146,8 +148,8 @@ class Scheduler:
 
     @property
     def backlog(self) -> int:
-        """Prompt tokens that are to be computed, as far as is known now."""
-        waiting = sum(len(s.tokens) - s.known for s in self.waiting)
+        """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
+        waiting = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0)
         return waiting + sum(s.pending for s in self.running if not s.decoding)
 
     # Deciding.
@@ -299,7 +301,11 @@ class Scheduler:
         events: list[Event] = []
         self._steps += 1
         if plan.work is not None and self.cost is not None and result.computed_at > restored:
-            self.cost.observe(plan.work, result.computed_at - restored)
+            seconds, work = result.computed_at - restored, plan.work
+            if work.prefill:
+                decodes = self.cost.predict(Work(0, work.decode, 0, work.width)) if work.decode else 0.0
+                self.decode_share += (min(1.0, decodes / seconds) - self.decode_share) / SAMPLE
+            self.cost.observe(work, seconds)
         for share, drawn in zip(plan.shares, result.drawn, strict=True):
             sequence = share.sequence
             if sequence.slot is None:

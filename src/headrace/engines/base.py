@@ -129,6 +129,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds that a prompt token takes, learned; 0: not known yet."""
     decode_share: float = 0.0
     """What decodes take of each second, 0 to 1."""
+    cost_error_p50: float = 0.0
+    """|predicted - measured| / measured of the cost model's last steps, looked up now and then."""
+    cost_error_p95: float = 0.0
     backlog_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
     count once."""

@@ -29,7 +29,7 @@ from headrace.kv.radix import Radix
 
 log = logging.getLogger(__name__)
 
-FRAGMENTATION_EVERY = 64
+LOOK_UP_EVERY = 64
 """Steps between two looks at all cells; they are looked at also whenever there is nothing to do."""
 
 Deliver = Callable[[list[Event], EngineStats], None]
@@ -58,6 +58,7 @@ class Stepper:
         self._open = True
         self._steps = 0
         self._fragmentation = 0.0
+        self._error = (0.0, 0.0)
         self._in_step: dict[int, int] = {}
         """rid → its tokens in the running step; empty between steps."""
         self._cancelled: set[int] = set()
@@ -102,7 +103,7 @@ class Stepper:
                 plan = self.scheduler.plan(self._clock())
                 if plan is None:
                     self._carry_out()  # a cancel can free a slot although no step follows
-                    self._fragmentation = self._pool.layout.fragmentation
+                    self._look_up()
                     self._deliver([], self.stats())
                     self._drain(block=True)
                 else:
@@ -197,8 +198,8 @@ class Stepper:
         else:
             self._steps += 1
             self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
-            if self._steps % FRAGMENTATION_EVERY == 0:
-                self._fragmentation = self._pool.layout.fragmentation
+            if self._steps % LOOK_UP_EVERY == 0:
+                self._look_up()
             events = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
@@ -215,6 +216,13 @@ class Stepper:
             else:
                 self._engine.trim(op.slot, op.length)
                 layout.truncate(op.slot, op.length)
+
+    def _look_up(self) -> None:
+        """Figures that cost too much for every step."""
+        self._fragmentation = self._pool.layout.fragmentation
+        cost = self.scheduler.cost
+        if cost is not None:
+            self._error = (cost.error(0.5), cost.error(0.95))
 
     def stats(self) -> EngineStats:
         """As of now; engine thread only."""
@@ -236,4 +244,9 @@ class Stepper:
             fragmentation=self._fragmentation,
             slots_running=pool.slots_running,
             slots_cached=pool.slots_idle,
+            prefill_s=s.cost.per_token if s.cost is not None else 0.0,
+            decode_share=s.decode_share,
+            backlog_tokens=s.backlog,
+            cost_error_p50=self._error[0],
+            cost_error_p95=self._error[1],
         )

@@ -43,6 +43,8 @@ ENGINE_GAUGES: tuple[Row, ...] = (
     ("headrace_kv_cells_capacity", "KV cells in the pool.", lambda s: s.cells_total),
     ("headrace_kv_cells_shared", "KV cells that more than one sequence has.", lambda s: s.cells_shared),
     ("headrace_kv_cells_width", "Highest used KV cell + 1: each step pays for all below.", lambda s: s.cells_width),
+    ("headrace_cost_error_p50", "Median error of the predicted step time, as a share.", lambda s: s.cost_error_p50),
+    ("headrace_cost_error_p95", "95th percentile of that error.", lambda s: s.cost_error_p95),
     ("headrace_kv_fragmentation", "Part of the free KV cells outside of their longest row.", lambda s: s.fragmentation),
     ("headrace_kv_slots_running", "KV sequence ids of running sequences.", lambda s: s.slots_running),
     ("headrace_kv_slots_cached", "KV sequence ids kept for reuse.", lambda s: s.slots_cached),
