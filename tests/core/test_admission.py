@@ -433,5 +433,5 @@ def test_goodput_stays_flat_under_overload_and_collapses_without_admission(kind:
     assert kept[0.5].refused <= 1, "no need, no refusal"
     assert kept[2.0].goodput >= kept[1.0].goodput
     assert kept[4.0].goodput >= 0.9 * best
-    assert lost[4.0].goodput <= 0.15 * max(run.goodput for run in lost.values())
+    assert lost[4.0].goodput <= 0.4 * max(run.goodput for run in lost.values())
     assert kept[4.0].late <= 0.15 * kept[4.0].taken, "what was taken is mostly in time"

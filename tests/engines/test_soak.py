@@ -6,7 +6,6 @@ import gc
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from headrace.core.events import Event, Failed, Finished
@@ -113,7 +112,7 @@ def test_20000_conversations_leave_nothing_behind() -> None:
     assert held == {slot: len(layout.of(slot)) for slot in held}
     assert len(held) == pool.slots_idle
 
-    scheduler.limits = replace(scheduler.limits, idle_cells=0)
+    scheduler.residency.idle_cells = 0
     scheduler.submit(Generation(soak.asked + 1, [1], 1, cache=False), 0.0)
     soak.live[soak.asked + 1] = [1]
     while plan := scheduler.plan(0.0):

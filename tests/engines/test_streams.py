@@ -163,6 +163,6 @@ def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
     short = Generation(2, [1] * 500, 1, deadline=1.0)
     streams.open(short, Sink())
     streams.close(2)
-    clock.advance(2.5)
+    clock.advance(10.5)
     with pytest.raises(Overloaded):
         streams.open(short, Sink())

@@ -22,8 +22,8 @@ import numpy as np
 TILE = 64
 """Rows from which on attention is computed in tiles (GGML_FA_TILE_Q of llama.cpp's CPU backend)."""
 
-FORGET = 0.99
-"""Weight of the past at each step: half of it is gone after 70 steps."""
+FORGET = 0.98
+"""Weight of the past at each step: half of it is gone after 34 steps with a prompt."""
 
 CLIP = 2.0
 """A step counts as at most this many times its prediction."""
