@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("compose",),
-    ("config", "models"),
+    ("config", "models", "pins"),
     ("settings",),
     ("testing",),
     ("server",),

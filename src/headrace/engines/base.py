@@ -133,6 +133,27 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int = 0
     """Drawn since start."""
     preemptions: int = 0
+    cells_shared: int = 0
+    """KV cells that more than one sequence has."""
+    cells_width: int = 0
+    """The highest used KV cell + 1: every step pays for all cells below."""
+    fragmentation: float = 0.0
+    """Part of the free KV cells outside of their longest row, 0 to 1; looked up now and then, not at every step."""
+    slots_running: int = 0
+    slots_cached: int = 0
+    """KV sequence ids of finished sequences, kept for reuse."""
+    slots_pinned: int = 0
+    """KV sequence ids of prompt templates that stay."""
+    prefill_s: float = 0.0
+    """Seconds that a prompt token takes, learned; 0: not known yet."""
+    decode_share: float = 0.0
+    """What decodes take of each second, 0 to 1."""
+    cost_error_p50: float = 0.0
+    """|predicted - measured| / measured of the cost model's last steps, looked up now and then."""
+    cost_error_p95: float = 0.0
+    backlog_tokens: int = 0
+    """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
+    count once."""
 
 
 Sink = Callable[[Event], None]
@@ -166,7 +187,7 @@ class StreamEngine(Protocol):
         ...
 
     def submit(self, generation: Generation, sink: Sink) -> None:
-        """Start one. Raises EngineUnavailable. `sink` gets its events in the order of `core.events`."""
+        """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
         ...
 
     def cancel(self, rid: int) -> None:
