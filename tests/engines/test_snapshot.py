@@ -75,8 +75,8 @@ def test_a_restored_sequence_goes_on_as_the_computed_one(engine: LlamaEngine, to
     logits = np.array(engine._logits[0])
     engine.trim(0, 0)
     prefill(engine, 3, tokens[:40])  # so that the restored cells lie elsewhere
-    assert engine.load(1, 0, 64, first)
-    assert engine.load(1, 64, n, second)
+    assert list(engine.load(1, 0, 64, first)) == list(range(64))
+    assert list(engine.load(1, 64, n, second)) == list(range(64, n))
     assert held(engine, 1) == (0, n - 1)
     assert answer(engine, 1, tokens, 8) == expected
     assert np.allclose(engine._logits[0], logits, atol=1e-3)
@@ -105,6 +105,21 @@ def test_a_shared_beginning_is_left_alone(engine: LlamaEngine, tokens: list[int]
 def answer_of(engine: LlamaEngine, slot: int, tokens: Sequence[int], n: int) -> list[int]:
     prefill(engine, slot, tokens[:-1])
     return answer(engine, slot, tokens, n)
+
+
+def test_a_load_says_which_cells_it_took_in_which_order(engine: LlamaEngine, tokens: list[int]) -> None:
+    """As `kv.cells` follows it: the lowest free cells, in the order of the cells that were saved."""
+    for slot, n in ((0, 30), (1, 40)):
+        prefill(engine, slot, tokens[:n])
+    engine.trim(0, 0)
+    prefill(engine, 1, tokens[:75], 40)  # 30 tokens before those it has, 5 behind
+    payload = engine.save(1, 0, 75)
+    order = engine.load(2, 0, 75, payload)
+    assert list(order) == [*range(40, 70), *range(40), *range(70, 75)]
+    engine.trim(1, 0)
+    assert engine.save(2, 0, 75)[16 : 16 + 75 * 12 : 12] == payload[16 : 16 + 75 * 12 : 12]
+    with_order = engine.load(0, 0, 30, engine.save(2, 0, 30))
+    assert list(with_order) == list(range(30))
 
 
 def test_part_of_a_restored_block_can_be_trimmed(engine: LlamaEngine, tokens: list[int]) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from headrace.core.events import Event
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation
+from headrace.kv.tiers import TierStats
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -97,9 +98,11 @@ class StepEngine(Protocol):
         """The KV of positions [start, end), which the slot holds. Raises StepFailed."""
         ...
 
-    def load(self, slot: int, start: int, end: int, payload: bytes) -> bool:
-        """Append saved positions [start, end) to a slot that holds [0, start). False: it could not, and the slot is as
-        it was."""
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> Sequence[int]:
+        """Append saved positions [start, end) to a slot that holds [0, start).
+
+        Returns them in the order in which they took cells; empty: it could not, and the slot is as it was.
+        """
         ...
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
@@ -154,6 +157,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backlog_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
     count once."""
+    tiers: TierStats = TierStats()
+    """KV outside the pool, as of now and then."""
 
 
 Sink = Callable[[Event], None]

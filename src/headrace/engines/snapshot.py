@@ -71,23 +71,25 @@ class Snapshots:
             raise StepFailed(f"KV of [{start}, {end}) is {len(payload)} bytes, not {self._size(end - start)}")
         return payload
 
-    def load(self, slot: int, start: int, end: int, payload: bytes) -> bool:
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> list[int]:
         """Append positions [start, end) to a slot that holds [0, start).
 
-        False, with the slot as it was: the payload is not the KV of these positions, the slot does not end at `start`,
+        Returns the positions in the order in which they took cells, which is that of the cells they were saved from.
+        Empty, with the slot as it was: the payload is not the KV of these positions, the slot does not end at `start`,
         or there are not enough free cells.
         """
         if not (self.bytes_per_token and 0 <= slot < self._scratch and 0 <= start < end):
-            return False
-        if int(C.llama_memory_seq_pos_max(self._memory, slot)) + 1 != start or not self._fits(start, end, payload):
-            return False
+            return []
+        order = self._order(start, end, payload)
+        if not order or int(C.llama_memory_seq_pos_max(self._memory, slot)) + 1 != start:
+            return []
         source = ctypes.cast(ctypes.c_char_p(payload), _BYTES)
         read = C.llama_state_seq_set_data(self._context, source, len(payload), self._scratch)
         whole = read == len(payload) and self._holds(self._scratch, start, end)
         if whole:
             C.llama_memory_seq_cp(self._memory, self._scratch, slot, start, end)
         C.llama_memory_seq_rm(self._memory, self._scratch, -1, -1)
-        return whole
+        return order if whole else []
 
     def _copy_out(self, slot: int, start: int, end: int) -> bytes:
         C.llama_memory_seq_cp(self._memory, slot, self._scratch, start, end)
@@ -109,17 +111,19 @@ class Snapshots:
         high = int(C.llama_memory_seq_pos_max(self._memory, slot))
         return 0 <= low <= start < end <= high + 1
 
-    def _fits(self, start: int, end: int, payload: bytes) -> bool:
-        """Is this the state of exactly these positions, each once, in one sequence?"""
+    def _order(self, start: int, end: int, payload: bytes) -> list[int]:
+        """The positions in the payload; empty unless it is the state of exactly these, each once, in one sequence."""
         n = end - start
         if len(payload) != self._size(n):
-            return False
+            return []
         head = np.frombuffer(payload, _HEAD, 1)[0]
         if (head["magic"], head["streams"], head["cells"]) != (self._magic, 1, n):
-            return False
+            return []
         cells = np.frombuffer(payload, _CELL, n, offset=_HEAD.itemsize)
-        # In the order of the cells they lay in, which need not be the order of the positions.
-        return bool((cells["n"] == 1).all() and (np.sort(cells["pos"]) == np.arange(start, end)).all())
+        if (cells["n"] != 1).any() or (np.sort(cells["pos"]) != np.arange(start, end)).any():
+            return []
+        positions: list[int] = cells["pos"].tolist()
+        return positions
 
 
 def fingerprint(model: Any, context: Any, path: Path, params: Any) -> bytes:
