@@ -146,7 +146,14 @@ def make_engine(config: Config) -> StreamEngine:
     if config.engine.in_process:
         return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, max_waiting=waiting)
     environment = engine_environment(config.engine.spin)
-    return WorkerEngine(blueprint, time.monotonic, max_waiting=waiting, environment=environment)
+    return WorkerEngine(
+        blueprint,
+        time.monotonic,
+        max_waiting=waiting,
+        environment=environment,
+        replay=config.optimizations.replay,
+        step_timeout_s=config.engine.step_timeout_s,
+    )
 
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:

@@ -111,7 +111,7 @@ class Scheduler:
 
     def submit(self, generation: Generation, now: float) -> None:
         """Queue all choices of a generation."""
-        self.waiting.extend(sequences(generation, now))
+        self.waiting.extend(sequences(generation, now, self._piece))
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""
@@ -252,9 +252,10 @@ class Scheduler:
         self.running.append(sequence)
         sequence.slot, sequence.computed = slot, shared
         if sequence.scheduled is None:
-            sequence.scheduled, sequence.cached = now, shared
-            self.cached_tokens += shared
-            events.append(Admitted(sequence.generation.rid, sequence.index, shared))
+            cached = min(shared, len(sequence.generation.prompt) - 1)  # a replay may find some of its answer too
+            sequence.scheduled, sequence.cached = now, cached
+            self.cached_tokens += cached
+            events.append(Admitted(sequence.generation.rid, sequence.index, cached))
 
     def _preempt(self, sequence: Sequence) -> None:
         self._release(sequence)
