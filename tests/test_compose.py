@@ -17,7 +17,7 @@ from headrace.compose import batch_size, make_blueprint, make_engine, make_limit
 from headrace.core.errors import StartupError
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
-from headrace.settings import Config, Engine, Model, Server
+from headrace.settings import Config, Engine, Model, Optimizations, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
 
@@ -49,6 +49,15 @@ def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])
 def test_the_engine_lives_where_the_configuration_says(in_process: bool, kind: type[object]) -> None:
     assert isinstance(make_engine(config(in_process=in_process)), kind)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_survival_is_as_configured(replay: bool) -> None:
+    given = dataclasses.replace(config(step_timeout_s=7.0), optimizations=Optimizations(replay=replay))
+    engine = make_engine(given)
+    assert isinstance(engine, WorkerEngine)
+    assert engine._replay is replay
+    assert engine._watchdog.timeout == 7.0
 
 
 def test_a_template_that_is_none_is_one_line() -> None:

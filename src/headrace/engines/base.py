@@ -116,6 +116,16 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
 
 
+class Lives(msgspec.Struct, frozen=True):
+    """What the deaths of an engine's workers have come to since start."""
+
+    restarts: int = 0
+    replayed: int = 0
+    """Streams that went on in another worker, counted each time."""
+    given_up: int = 0
+    """Streams that ended with an error because their worker died."""
+
+
 Sink = Callable[[Event], None]
 
 
@@ -127,7 +137,7 @@ class StreamEngine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """A generation submitted now would be worked on."""
+        """A generation submitted now is taken: worked on, or queued because the engine is back soon."""
         ...
 
     @property
@@ -137,6 +147,9 @@ class StreamEngine(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def lives(self) -> Lives: ...
 
     async def start(self) -> None:
         """Load. Raises StartupError."""

@@ -16,7 +16,7 @@ from headrace.core.errors import EngineUnavailable
 from headrace.core.events import Event
 from headrace.core.request import Generation
 from headrace.core.scheduler import Limits
-from headrace.engines.base import EngineStats, ModelInfo, Sink, StepEngine
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepEngine
 from headrace.engines.stepper import Stepper
 from headrace.engines.streams import Streams
 
@@ -41,6 +41,7 @@ class LocalEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.clock_offset = 0.0
         self.stats = EngineStats()
+        self.lives = Lives()
 
     def __repr__(self) -> str:
         return f"<LocalEngine [{'ready' if self.ready else 'closed'}, {self._streams!r}]>"

@@ -29,7 +29,7 @@ from headrace.core.errors import EngineUnavailable, StartupError
 from headrace.core.events import Event, Failed
 from headrace.core.request import Generation
 from headrace.engines import frames
-from headrace.engines.base import EngineStats, ModelInfo, Sink
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
 from headrace.engines.quarantine import Quarantine
 from headrace.engines.streams import Streams
 from headrace.engines.watchdog import Verdict, Watchdog
@@ -106,9 +106,7 @@ class WorkerEngine:
         self._closing = False
         self.restarts = 0
         self.replayed = 0
-        """Streams that went on in another worker, counted each time."""
         self.given_up = 0
-        """Streams that ended because their worker died."""
         self.clock_offset = 0.0
         self.stats = EngineStats()
 
@@ -131,6 +129,10 @@ class WorkerEngine:
         if self._info is None:
             raise EngineUnavailable("the model is still loading; try again soon")
         return self._info
+
+    @property
+    def lives(self) -> Lives:
+        return Lives(self.restarts, self.replayed, self.given_up)
 
     async def start(self) -> None:
         """Load the model for the first time. Raises StartupError."""
