@@ -13,6 +13,7 @@ import pytest
 
 from engines.fatal_engine import ALWAYS, HANG, ONCE
 from engines.watched import Stream, Watched, next_turn, run, scripted, serving, soon
+from headrace.core.admission import Bounds
 from headrace.core.errors import EngineUnavailable, Overloaded
 from headrace.core.events import Admitted, Delta, Event, Failed
 from headrace.core.request import Generation, Sampling
@@ -259,7 +260,7 @@ def test_who_comes_during_the_first_restart_is_queued(fatal: Callable[..., Bluep
     async def main() -> None:
         generations = batch(0, 9)
         (expected,) = await undisturbed(fatal(), generations)
-        async with serving(fatal(), max_waiting=4) as engine:
+        async with serving(fatal(), bounds=Bounds(4)) as engine:
             await engine.kill()
             assert engine.ready
             streams = [Stream(engine, g) for g in generations]

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.core.admission import Backlog, Bounds
 from headrace.core.clock import Clock, offset
 from headrace.core.errors import EngineUnavailable, StartupError
 from headrace.core.events import Event, Failed
@@ -76,7 +77,7 @@ class WorkerEngine:
         blueprint: Blueprint,
         clock: Clock,
         *,
-        max_waiting: int = 256,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
         environment: Mapping[str, str] | None = None,
         replay: bool = True,
         step_timeout_s: float = 60.0,
@@ -86,7 +87,7 @@ class WorkerEngine:
         """The worker's; None: the same as ours."""
         self._clock = clock
         self._replay = replay
-        self._streams = Streams(max_waiting)
+        self._streams = Streams(Backlog(bounds), clock)
         self._quarantine = Quarantine()
         self._watchdog = Watchdog(step_timeout_s)
         self._watch: asyncio.TimerHandle | None = None
@@ -252,6 +253,7 @@ class WorkerEngine:
         match report:
             case frames.Step(events, stats):
                 self.stats = stats
+                self._streams.learn(stats)
                 self._streams.deliver(events)
                 if self._quarantine.on_trial is not None:
                     self._hear(events)
