@@ -86,11 +86,11 @@ def test_only_pinned_ones_are_matched_if_asked() -> None:
     public = enter(index, conversation((1, 256), (2, 44)))
     enter(index, conversation((1, 256), (2, 40), (3, 10)))
     tokens = conversation((1, 256), (2, 40), (3, 99))
-    assert index.match(tokens, ROOT, pinned_only=True).length == 0
+    assert index.match(tokens, ROOT, public_only=True).length == 0
     index.pin([public[0].key])
-    assert index.match(tokens, ROOT, pinned_only=True).length == 256
+    assert index.match(tokens, ROOT, public_only=True).length == 256
     index.pin([public[1].key])
-    assert index.match(tokens, ROOT, pinned_only=True).length == 296
+    assert index.match(tokens, ROOT, public_only=True).length == 296
     assert index.match(tokens, ROOT).length == 306
 
 
