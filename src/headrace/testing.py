@@ -14,6 +14,7 @@ from headrace.core.clock import Clock
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, TokenLogprob
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
 from headrace.core.request import Generation, Sampling
+from headrace.core.verification import accepted
 from headrace.engines.base import ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
 
 END = b"<|im_end|>"
@@ -137,6 +138,7 @@ class ScriptedEngine:
         cells: int = 16384,
         slots: int = 64,
         batch: int = 576,
+        drafts: int = 64,
         clock: Clock | None = None,
         wait: Callable[[float], bool] | None = None,
         tokenizer: ScriptedTokenizer | None = None,
@@ -163,7 +165,7 @@ class ScriptedEngine:
             eog=(_IM_END,),
             control=CONTROL,
         )
-        self.n_slots, self.n_cells, self.n_batch = slots, cells, batch
+        self.n_slots, self.n_cells, self.n_batch, self.n_drafts = slots, cells, batch, drafts
         self.slots: dict[int, list[int]] = {}
         self.prompts: list[list[int]] = []
         self.draws: list[Draw] = []
@@ -206,11 +208,17 @@ class ScriptedEngine:
         total = sum(len(c.tokens) for c in chunks)
         if not 0 < total <= self.n_batch:
             raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
+        guesses = sum(c.draw.drafts for c in chunks if c.draw)
+        if guesses > self.n_drafts:
+            raise StepFailed(f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}")
         assert len({c.slot for c in chunks}) == len(chunks), "two chunks of one slot in a step"
         for c in chunks:
             assert 0 <= c.slot < self.n_slots
             held = len(self.slots.get(c.slot, ()))
             assert c.start == held, f"slot {c.slot} holds {held} tokens, the chunk starts at {c.start}"
+            drawn_at = c.start + len(c.tokens) - (c.draw.drafts if c.draw else 0)
+            assert drawn_at > c.start, "guesses come after a token"
+            assert c.draw is None or c.draw.position == drawn_at, f"drawn at {drawn_at}, not {c.draw.position}"
 
     def _compute(self, chunk: Chunk) -> Drawn | None:
         tokens = self.slots.setdefault(chunk.slot, [])
@@ -224,12 +232,21 @@ class ScriptedEngine:
             self.draws.append(want)
             if want.position == want.prompt:
                 self.prompts.append(prompt)
-        drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, want.position - want.prompt))
-        tokens.extend(drawn[:-1])
+        done = want.position - want.prompt
+        if want.drafts:
+            drawn = self._verified(prompt, done, chunk.tokens[-want.drafts :])
+        else:
+            drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, done))
+            tokens.extend(drawn[:-1])
         self.produced += len(drawn)
         if want.sampling.logprobs is None:
             return Drawn(drawn)
         return Drawn(drawn, tuple(self._logprob(t, want.sampling.logprobs) for t in drawn))
+
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        """The slot holds all guesses, right or wrong, until it is trimmed."""
+        said = tuple(self.tokenizer.word(self._next(prompt, done + i)[0]) for i in range(len(guesses) + 1))
+        return said[: accepted(said, guesses, frozenset(self.info.eog)) + 1]
 
     def _next(self, prompt: list[int], done: int) -> Sequence[bytes]:
         script = self._script(prompt)
@@ -308,6 +325,35 @@ def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:
         raise AssertionError(f"a step of {too_many} tokens must be refused")
     for slot in range(1, 5):
         engine.trim(slot, 0)
+    if engine.n_drafts:
+        _check_guesses(engine, tokens, greedy)
+        _check_guesses(engine, tokens, Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.1))
+
+
+def _check_guesses(engine: StepEngine, prompt: list[int], sampling: Sampling) -> None:
+    """Right, wrong and half-right guesses leave the answer as it is without them."""
+    plain, _ = _answer(engine, prompt, sampling, ())
+    assert _answer(engine, prompt, sampling, plain) == (plain, 1), "right guesses must be accepted, all in one step"
+    wrong = [(t + 1) % engine.info.n_vocab for t in plain]
+    for guesses in (wrong, plain[:2] + wrong[2:], wrong[:1] + plain[1:], plain[:-1] + wrong[-1:] * 3):
+        assert _answer(engine, prompt, sampling, guesses)[0] == plain, "guesses changed the answer"
+
+
+def _answer(engine: StepEngine, prompt: list[int], how: Sampling, guesses: Sequence[int]) -> tuple[list[int], int]:
+    """(the first tokens of an answer in slot 0, steps they took); `guesses[i]` is the guess for token i of it."""
+    n = min(6, engine.n_drafts + 1)
+    tokens, computed, steps = list(prompt), 0, 0
+    while len(tokens) < len(prompt) + n and tokens[-1] not in engine.info.eog:
+        ahead = guesses[len(tokens) - len(prompt) : n - 1]
+        draw = Draw(how, 7, len(tokens), tokens, len(prompt), len(ahead))
+        (drawn,) = engine.step([Chunk(0, computed, [*tokens[computed:], *ahead], draw)]).drawn
+        assert drawn is not None
+        computed = len(tokens) + len(drawn.tokens) - 1
+        tokens += drawn.tokens
+        engine.trim(0, computed)
+        steps += 1
+    engine.trim(0, 0)
+    return tokens[len(prompt) :][:n], steps
 
 
 async def collect(engine: StreamEngine, generation: Generation, *, cancel_after: int | None = None) -> list[Event]:

@@ -71,6 +71,11 @@ class StepEngine(Protocol):
         """Most tokens in a step."""
         ...
 
+    @property
+    def n_drafts(self) -> int:
+        """Most guesses in a step (`Draw.drafts`, summed over its chunks); 0: it cannot check any."""
+        ...
+
     def piece(self, token: int) -> bytes:
         """The token's bytes as they appear in an answer; b"" for control tokens."""
         ...
