@@ -209,16 +209,14 @@ class ScriptedEngine:
         if not 0 < total <= self.n_batch:
             raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
         guesses = sum(c.draw.drafts for c in chunks if c.draw)
-        if guesses > self.n_drafts:
-            raise StepFailed(f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}")
+        assert guesses <= self.n_drafts, f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}"
         assert len({c.slot for c in chunks}) == len(chunks), "two chunks of one slot in a step"
         for c in chunks:
             assert 0 <= c.slot < self.n_slots
             held = len(self.slots.get(c.slot, ()))
             assert c.start == held, f"slot {c.slot} holds {held} tokens, the chunk starts at {c.start}"
-            drawn_at = c.start + len(c.tokens) - (c.draw.drafts if c.draw else 0)
-            assert drawn_at > c.start, "guesses come after a token"
-            assert c.draw is None or c.draw.position == drawn_at, f"drawn at {drawn_at}, not {c.draw.position}"
+            if c.draw:
+                assert c.start < c.draw.position == c.start + len(c.tokens) - c.draw.drafts, "drawn elsewhere"
 
     def _compute(self, chunk: Chunk) -> Drawn | None:
         tokens = self.slots.setdefault(chunk.slot, [])
@@ -232,21 +230,22 @@ class ScriptedEngine:
             self.draws.append(want)
             if want.position == want.prompt:
                 self.prompts.append(prompt)
-        done = want.position - want.prompt
+        drawn = self._said(prompt, want.position - want.prompt)
         if want.drafts:
-            drawn = self._verified(prompt, done, chunk.tokens[-want.drafts :])
+            drawn = self._verified(prompt, want.position - want.prompt, chunk.tokens[-want.drafts :])
         else:
-            drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, done))
             tokens.extend(drawn[:-1])
         self.produced += len(drawn)
-        if want.sampling.logprobs is None:
-            return Drawn(drawn)
-        return Drawn(drawn, tuple(self._logprob(t, want.sampling.logprobs) for t in drawn))
+        top = want.sampling.logprobs
+        return Drawn(drawn, () if top is None else tuple(self._logprob(t, top) for t in drawn))
 
     def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
         """The slot holds all guesses, right or wrong, until it is trimmed."""
-        said = tuple(self.tokenizer.word(self._next(prompt, done + i)[0]) for i in range(len(guesses) + 1))
-        return said[: accepted(said, guesses, frozenset(self.info.eog)) + 1]
+        said = [self._said(prompt, done + i)[0] for i in range(len(guesses) + 1)]
+        return tuple(said[: accepted(said, guesses, frozenset(self.info.eog)) + 1])
+
+    def _said(self, prompt: list[int], done: int) -> tuple[int, ...]:
+        return tuple(self.tokenizer.word(t) for t in self._next(prompt, done))
 
     def _next(self, prompt: list[int], done: int) -> Sequence[bytes]:
         script = self._script(prompt)
@@ -271,10 +270,7 @@ class ScriptedEngine:
 
 
 def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
-    """A factory for `engines.worker.Blueprint`: `headrace.testing:scripted_worker`.
-
-    `script` is a list of lists of text.
-    """
+    """A factory for `engines.worker.Blueprint`; `script` is a list of lists of text."""
     script = [[t.encode() for t in step] for step in settings.get("script", [])]
     options = {k: v for k, v in settings.items() if k != "script"}
     return ScriptedEngine(script, clock=clock, **options)
@@ -325,15 +321,14 @@ def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:
         raise AssertionError(f"a step of {too_many} tokens must be refused")
     for slot in range(1, 5):
         engine.trim(slot, 0)
-    if engine.n_drafts:
-        _check_guesses(engine, tokens, greedy)
-        _check_guesses(engine, tokens, Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.1))
+    for how in (greedy, Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.1)) if engine.n_drafts else ():
+        _check_guesses(engine, tokens, how)
 
 
 def _check_guesses(engine: StepEngine, prompt: list[int], sampling: Sampling) -> None:
     """Right, wrong and half-right guesses leave the answer as it is without them."""
-    plain, _ = _answer(engine, prompt, sampling, ())
-    assert _answer(engine, prompt, sampling, plain) == (plain, 1), "right guesses must be accepted, all in one step"
+    plain = _answer(engine, prompt, sampling, ())[0]
+    assert _answer(engine, prompt, sampling, plain) == (plain, 1), "right guesses must all be accepted, in one step"
     wrong = [(t + 1) % engine.info.n_vocab for t in plain]
     for guesses in (wrong, plain[:2] + wrong[2:], wrong[:1] + plain[1:], plain[:-1] + wrong[-1:] * 3):
         assert _answer(engine, prompt, sampling, guesses)[0] == plain, "guesses changed the answer"
@@ -348,10 +343,9 @@ def _answer(engine: StepEngine, prompt: list[int], how: Sampling, guesses: Seque
         draw = Draw(how, 7, len(tokens), tokens, len(prompt), len(ahead))
         (drawn,) = engine.step([Chunk(0, computed, [*tokens[computed:], *ahead], draw)]).drawn
         assert drawn is not None
-        computed = len(tokens) + len(drawn.tokens) - 1
         tokens += drawn.tokens
+        computed, steps = len(tokens) - 1, steps + 1
         engine.trim(0, computed)
-        steps += 1
     engine.trim(0, 0)
     return tokens[len(prompt) :][:n], steps
 

@@ -79,14 +79,18 @@ Cost = Callable[[int], float]
 class Proposer(Protocol):
     """Guesses how one sequence goes on. It reads the sequence's own list of tokens, which grows."""
 
-    def prepare(self, allowed: float) -> Sequence[Outcome]:
-        """Catch up with the sequence, in about `allowed` seconds at most. Gives what became of its last guesses, also
-        of those that nobody asked for. Called once before each step."""
+    def review(self) -> Sequence[Outcome]:
+        """Look at what was drawn since the last call: what became of the guesses, of those too that nobody asked for?
+        Called once before each step; takes microseconds."""
         ...
 
     @property
     def support(self) -> int | None:
         """How well founded the next guess is; None: there is no guess."""
+        ...
+
+    def ready(self, allowed: float) -> bool:
+        """Can it guess now? If not, it works towards it for about `allowed` seconds."""
         ...
 
     def cost(self, k: int) -> float:
@@ -135,13 +139,17 @@ class Lookup:
         """Nothing: see rule 2."""
         return 0.0
 
-    def prepare(self, allowed: float) -> Sequence[Outcome]:
-        """See Proposer. Some microseconds; up to a tenth of a millisecond while the prompt is being indexed."""
+    def review(self) -> Sequence[Outcome]:
+        """See Proposer. Up to a tenth of a millisecond while the prompt is being indexed."""
         outcomes = self._follow()
         self._index()
         if self._source is None:
             self._find()
         return outcomes
+
+    def ready(self, allowed: float) -> bool:
+        """Always."""
+        return True
 
     def propose(self, k: int) -> tuple[int, ...]:
         """`k` guesses, or none without a source. Where the source runs into the end, it goes round."""
@@ -259,7 +267,7 @@ class Speculator:
         risk = min(self._account, allowed)
         best, k, chosen = _WORTH / base, 0, None
         for proposer, acceptance in self._sources:
-            outcomes = proposer.prepare(allowed)
+            outcomes = proposer.review()
             if outcomes:
                 acceptance.learn(outcomes)
             support = proposer.support
@@ -270,12 +278,12 @@ class Speculator:
             rate, length = _best(proposer, acceptance.rates(), support, cost, base + risk, most)
             if rate > best:
                 best, k, chosen = rate, length, proposer
-        guesses = chosen.propose(k) if chosen is not None else ()
+        guesses = chosen.propose(k) if chosen is not None and chosen.ready(allowed) else ()
         if chosen is None or not guesses:
             if self._account < _SAVED * base:
                 self._account += _REFILL * base
             return ()
-        self._base, self._paid = base, cost(len(guesses)) + chosen.cost(k)
+        self._base, self._paid = base, cost(len(guesses)) + chosen.cost(len(guesses))
         return guesses
 
     def observe(self, proposed: int, accepted: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from headrace.core.plan import Chunk, Drawn, StepResult
 from headrace.core.sampler import draw
 from headrace.core.verification import verify
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.engines.draft import DraftModel, check_vocabulary
 from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
 from headrace.engines.vocab import Vocabulary, open_model
 
@@ -85,6 +86,8 @@ class LlamaEngine:
             settings.name, min(settings.context or trained, self.n_cells), settings.created
         )
         self._eog = frozenset(self.info.eog)
+        self.draft: DraftModel | None = None
+        """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
 
@@ -183,6 +186,8 @@ class LlamaEngine:
         C.llama_free(self._context)
         C.llama_model_free(self._model)
         self._context = None
+        if self.draft is not None:
+            self.draft.close()
 
     def _fill(self, chunks: Sequence[Chunk]) -> tuple[list[int], int]:
         """Write the chunks into the batch; returns which of them draw, in row order, and how many rows give logits."""
@@ -227,5 +232,35 @@ class LlamaEngine:
 
 
 def worker(settings: dict[str, Any], clock: Clock) -> LlamaEngine:
-    """The factory that `engines.worker.Blueprint` names: `LlamaSettings` as a dict, the path as text."""
-    return LlamaEngine(LlamaSettings(**{**settings, "path": Path(settings["path"])}), clock)
+    """The factory that `engines.worker.Blueprint` names: `LlamaSettings` as a dict, paths as text.
+
+    `draft_model`, if there is one, is the path of the model that guesses. Raises StartupError.
+    """
+    options = dict(settings)
+    draft_path = options.pop("draft_model", "")
+    loaded = LlamaSettings(**{**options, "path": Path(options["path"])})
+    engine = LlamaEngine(loaded, clock)
+    if draft_path and engine.n_drafts:
+        try:
+            engine.draft = DraftModel(_draft_engine(engine, replace(loaded, path=Path(draft_path), drafts=0)), clock)
+        except StartupError:
+            engine.close()
+            raise
+    return engine
+
+
+def _draft_engine(engine: LlamaEngine, settings: LlamaSettings) -> LlamaEngine:
+    try:
+        draft = LlamaEngine(settings, engine._clock)
+    except StartupError as error:
+        raise StartupError(f"engine.draft_model: {error.message}") from error
+    try:
+        check_vocabulary(draft.info, draft._vocab.piece, engine.info, engine._vocab.piece)
+        if not draft.can_share:
+            raise StartupError(
+                "engine.draft_model cannot be a recurrent model: a wrong guess cannot be taken back there"
+            )
+    except StartupError:
+        draft.close()
+        raise
+    return draft
