@@ -32,7 +32,8 @@ class Model:
 
 def plain(model: Model, sampling: Sampling, n: int) -> tuple[list[int], list[object]]:
     """(tokens, logprobs) of an answer, drawn one by one."""
-    tokens, logprobs = list(PROMPT), []
+    tokens = list(PROMPT)
+    logprobs: list[object] = []
     while len(tokens) < len(PROMPT) + n and tokens[-1] not in EOG:
         one = draw(model.row(tokens), Draw(sampling, 11, len(tokens), tokens, len(PROMPT)), piece)
         tokens += one.tokens

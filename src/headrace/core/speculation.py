@@ -55,7 +55,8 @@ _LAST = len(_BUCKETS) - 1
 LOOKUP_PRIORS = (0.10, 0.30, 0.45, 0.55, 0.70, 0.85, 0.93, 0.97, 0.985)
 """Chance that the next token is the source's, before anything was seen; by support."""
 
-DRAFT_PRIORS = (0.70,) * len(LOOKUP_PRIORS)
+DRAFT_PRIORS = (0.90,) * len(LOOKUP_PRIORS)
+"""Hopeful: nothing is known of guesses that are not asked for, and the account bounds what trying costs."""
 
 _WORTH = 1.05
 """Tokens per second must rise by this factor at least."""
