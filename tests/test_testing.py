@@ -142,6 +142,33 @@ def test_a_burst_is_computed_but_for_its_last_token_and_may_be_resumed_inside() 
     assert drawn(engine.step([drawing(2, 0, [1, *b"abc"], 1)])).tokens == tuple(b"d")
 
 
+WORDS = [[b"a"], [b"b"], [b"c"], [b"d"], [END], [b"e"]]
+
+
+def guessed(slot: int, guesses: bytes, sampling: Sampling = GREEDY) -> Chunk:
+    return Chunk(slot, 0, [1, *guesses], Draw(sampling, 0, 1, [1], 1, len(guesses)))
+
+
+@pytest.mark.parametrize(
+    ("guesses", "said"), [(b"abc", b"abcd"), (b"abx", b"abc"), (b"axc", b"ab"), (b"xbc", b"a"), (b"a", b"ab")]
+)
+@pytest.mark.parametrize("script", [WORDS, [[b"a", b"b", b"c"], [b"d"]]])
+def test_guesses_are_held_against_the_script(script: list[list[bytes]], guesses: bytes, said: bytes) -> None:
+    engine = ScriptedEngine(script)
+    assert drawn(engine.step([guessed(0, guesses)])).tokens == tuple(said)
+    assert engine.slots[0] == [1, *guesses], "the wrong ones too, until they are trimmed"
+    assert engine.produced == len(said)
+    assert len(drawn(engine.step([guessed(1, guesses, Sampling(logprobs=0))])).logprobs) == len(said)
+
+
+def test_nothing_is_drawn_behind_the_end() -> None:
+    engine = ScriptedEngine(WORDS)
+    end = engine.info.eog[0]
+    guesses = [*b"abcd", end, *b"e"]
+    result = engine.step([Chunk(0, 0, [1, *guesses], Draw(GREEDY, 0, 1, [1], 1, 6))])
+    assert drawn(result).tokens == (*b"abcd", end)
+
+
 def test_it_records_what_it_was_asked() -> None:
     engine = ScriptedEngine(ABC)
     engine.step([Chunk(0, 0, [1, 2], None)])
@@ -227,6 +254,12 @@ def test_callers_that_break_the_rules_are_told() -> None:
         engine.step([Chunk(0, 2, [1], None), Chunk(0, 3, [1], None)])
     with pytest.raises(AssertionError):
         engine.step([Chunk(2, 0, [1], None)])
+    with pytest.raises(AssertionError, match="drawn elsewhere"):
+        engine.step([Chunk(0, 2, [1, 5], Draw(GREEDY, 0, 4, [1, 2, 1], 3, 1))])
+    with pytest.raises(AssertionError, match="drawn elsewhere"):
+        engine.step([Chunk(0, 2, [5], Draw(GREEDY, 0, 2, [1, 2], 2, 1))])
+    with pytest.raises(AssertionError, match="65 guesses; the engine checks at most 64"):
+        engine.step([guessed(1, b"x" * 65)])
     with pytest.raises(AssertionError, match="shorter"):
         engine.copy(0, 1, 3)
     engine.copy(0, 1, 2)
@@ -266,6 +299,9 @@ def test_the_scripted_engine_passes() -> None:
     check_step_engine(engine, PROMPT)
     assert not any(engine.slots.values()), "the kit leaves the engine empty"
     check_step_engine(engine, PROMPT)
+    check_step_engine(ScriptedEngine([[bytes([i])] for i in range(65, 90)]), PROMPT)
+    check_step_engine(ScriptedEngine(ABC, drafts=0), PROMPT)
+    check_step_engine(ScriptedEngine(ABC, drafts=2), PROMPT)
 
 
 class DrawsAlways(ScriptedEngine):
@@ -311,7 +347,43 @@ class DrawsOutside(ScriptedEngine):
         return StepResult(tuple(d and Drawn((self.info.n_vocab,)) for d in result.drawn), 0.0)
 
 
-FAULTY = [DrawsAlways, DrawsByBatch, TakesTooMany, ForgetsToTrim, SharesTooMuch, FreesTheSharers, DrawsOutside]
+class BelievesGuesses(ScriptedEngine):
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        return (*guesses, *super()._verified(prompt, done + len(guesses), ())[:1])
+
+
+class BelievesWhatIsRightAgain(ScriptedEngine):
+    """Goes on behind a wrong guess."""
+
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        said = tuple(self._said(prompt, done + i)[0] for i in range(len(guesses) + 1))
+        last = max((i for i, guess in enumerate(guesses) if guess == said[i]), default=-1)
+        return (*guesses[: last + 1], said[last + 1])
+
+
+class BelievesNothing(ScriptedEngine):
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        return super()._verified(prompt, done, guesses)[:1]
+
+
+class GoesOnBehindTheEnd(ScriptedEngine):
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        return (*super()._verified(prompt, done, guesses), 1)
+
+
+FAULTY = [
+    DrawsAlways,
+    DrawsByBatch,
+    TakesTooMany,
+    ForgetsToTrim,
+    SharesTooMuch,
+    FreesTheSharers,
+    DrawsOutside,
+    BelievesGuesses,
+    BelievesWhatIsRightAgain,
+    BelievesNothing,
+    GoesOnBehindTheEnd,
+]
 
 
 @pytest.mark.parametrize("kind", FAULTY)
