@@ -396,6 +396,25 @@ def test_a_step_that_was_given_up_is_planned_again() -> None:
     assert (speculation.steps, speculation.proposed, speculation.accepted) == (0, 0, 0)
 
 
+def test_planning_again_does_not_earn() -> None:
+    """The account grows with the tokens, not with the questions."""
+    tokens = list(range(500, 1100))
+    speculator = Speculation().begin(tokens, 600)
+    steep = by_table((1, 7.0), (2, 56.0), (64, 57.0))  # 49 ms more, seven steps; the grant is four
+    for token in range(500, 530):
+        tokens.append(token)
+        assert speculator.guess(steep, allowed=1.0, most=60) == ()
+    for _ in range(1000):
+        assert speculator.guess(steep, allowed=1.0, most=60) == ()
+    more = 0
+    for token in range(530, 1000):
+        tokens.append(token)
+        more += 1
+        if speculator.guess(steep, allowed=1.0, most=60):
+            break
+    assert 260 < more < 280, "with the 30 before: three steps, a hundredth at a time"
+
+
 def test_the_totals() -> None:
     speculator, speculation = copying(40)
     n = len(speculator.guess(FREE, allowed=1.0, most=20))

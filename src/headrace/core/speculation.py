@@ -246,23 +246,30 @@ class Acceptance:
 class Speculator:
     """How many guesses one sequence gets in a step. Made by `Speculation.begin`."""
 
-    __slots__ = ("_account", "_base", "_owner", "_paid", "_sources")
+    __slots__ = ("_account", "_at", "_base", "_owner", "_paid", "_sources", "_tokens")
 
-    def __init__(self, owner: Speculation, sources: Sequence[tuple[Proposer, Acceptance]]) -> None:
+    def __init__(
+        self, owner: Speculation, tokens: Sequence[int], sources: Sequence[tuple[Proposer, Acceptance]]
+    ) -> None:
         self._owner = owner
+        self._tokens = tokens
         self._sources = sources
+        self._at = -1
+        """Tokens at the last call: a step that is planned again is not counted again."""
         self._account: float | None = None
         """Seconds that a draft may lose; None before the first step."""
         self._base = self._paid = 0.0
 
     def guess(self, cost: Cost, *, allowed: float, most: int) -> tuple[int, ...]:
-        """The guesses for this step; empty when none pay. Once a step, while the sequence decodes.
+        """The guesses for this step; empty when none pay. For each step while the sequence decodes; asked again
+        before a token was drawn, it says the same.
 
         `allowed`: seconds by which the step may become longer (who else waits for it?). `most`: guesses that there is
         room for, in the batch, the cells, the context and the answer. A step that is not carried out need not be
         reported.
         """
         base = cost(0)
+        again, self._at = len(self._tokens) == self._at, len(self._tokens)
         if self._account is None:
             self._account = _GRANT * base
         risk = min(self._account, allowed)
@@ -274,14 +281,14 @@ class Speculator:
             support = proposer.support
             if support is None or most <= 0:
                 continue
-            if not outcomes:
+            if not outcomes and not again:
                 acceptance.fade()
             rate, length = _best(proposer, acceptance.rates(), support, cost, base + risk, most)
             if rate > best:
                 best, k, chosen = rate, length, proposer
         guesses = chosen.propose(k) if chosen is not None and chosen.ready(allowed) else ()
         if chosen is None or not guesses:
-            if self._account < _SAVED * base:
+            if self._account < _SAVED * base and not again:
                 self._account += _REFILL * base
             return ()
         self._base, self._paid = base, cost(len(guesses)) + chosen.cost(len(guesses))
@@ -347,7 +354,7 @@ class Speculation:
         sources: list[tuple[Proposer, Acceptance]] = [(Lookup(tokens, prompt), _own(self._lookups))]
         if self._draft is not None:
             sources.append((self._draft(tokens), _own(self._drafts)))
-        return Speculator(self, sources)
+        return Speculator(self, tokens, sources)
 
 
 def _own(shared: Acceptance) -> Acceptance:
