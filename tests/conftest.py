@@ -1,10 +1,10 @@
-"""Fixtures for all tests: the demo model, and the real engine with it."""
+"""Fixtures for all tests: the demo model, the real engine with it, and a real Redis."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from headrace.config import cache_home
 from headrace.core.errors import StartupError
 from headrace.engines.llama import LlamaEngine, LlamaSettings
 from headrace.models import Store
+from redis_server import RedisServer, redis_or_skip
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,25 @@ def model_engine(loaded_engine: LlamaEngine) -> Iterator[LlamaEngine]:
     yield loaded_engine
     for slot in range(loaded_engine.n_slots):
         loaded_engine.trim(slot, 0)
+
+
+@pytest.fixture
+def make_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Makes servers with the given options, not started yet; they are stopped after the test."""
+    program, made = redis_or_skip(), list[RedisServer]()
+
+    def make(*options: str) -> RedisServer:
+        made.append(RedisServer(program, tmp_path, *options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def redis_server(make_redis: Callable[..., RedisServer]) -> RedisServer:
+    """One that runs."""
+    server = make_redis()
+    server.start()
+    return server

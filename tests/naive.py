@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
 
@@ -140,6 +141,10 @@ class CheckedPool:
         return self.real.free
 
     @property
+    def width(self) -> int:
+        return self.real.width
+
+    @property
     def idle(self) -> int:
         return self.real.idle
 
@@ -193,3 +198,77 @@ class CheckedPool:
         assert real.slots_free == len(naive.unused)
         for slot, cells in naive.slots.items():
             assert real.length(slot) == len(cells)
+
+
+class NaiveCells:
+    """llama.cpp's search for free cells with its moving `head`, one cell at a time; `owners[cell]`: who has it."""
+
+    def __init__(self, n: int) -> None:
+        self.owners: list[set[int]] = [set() for _ in range(n)]
+        self.slots: dict[int, list[int]] = defaultdict(list)
+        self.head = 0
+
+    @property
+    def used(self) -> int:
+        return sum(bool(owners) for owners in self.owners)
+
+    @property
+    def shared(self) -> int:
+        return sum(len(owners) > 1 for owners in self.owners)
+
+    @property
+    def width(self) -> int:
+        return max((cell + 1 for cell, owners in enumerate(self.owners) if owners), default=0)
+
+    @property
+    def largest_free_run(self) -> int:
+        picture = "".join("x" if owners else "." for owners in self.owners)
+        return max(map(len, picture.split("x")))
+
+    def _search(self, tokens: int) -> list[int] | None:
+        at = self.head
+        if at > self.used + 2 * tokens:
+            at = 0
+        found: list[int] = []
+        for step in range(len(self.owners)):
+            cell = (at + step) % len(self.owners)
+            if not self.owners[cell]:
+                found.append(cell)
+                if len(found) == tokens:
+                    return found
+        return None
+
+    def place(self, rows: Sequence[tuple[int, int]]) -> bool:
+        found = self._search(sum(count for _, count in rows))
+        if found is None:
+            return False
+        order = [slot for slot, count in rows for _ in range(count)]
+        for slot, cell in zip(order, found, strict=True):
+            self.owners[cell].add(slot)
+            self.slots[slot].append(cell)
+        self.head = found[-1] + 1
+        return True
+
+    def give_up(self, rows: Sequence[tuple[int, int]]) -> bool:
+        """A step that is aborted: its rows are placed, then removed slot by slot. False if there was no room."""
+        before = {slot: len(self.slots[slot]) for slot, _ in rows}
+        if not self.place(rows):
+            return False
+        for slot in sorted(before):
+            self.truncate(slot, before[slot])
+        return True
+
+    def share(self, source: int, target: int, length: int) -> None:
+        self.slots[target] = self.slots[source][:length]
+        for cell in self.slots[target]:
+            self.owners[cell].add(target)
+
+    def truncate(self, slot: int, length: int) -> None:
+        gone = self.slots[slot][length:]
+        del self.slots[slot][length:]
+        freed = []
+        for cell in gone:
+            self.owners[cell].discard(slot)
+            if not self.owners[cell]:
+                freed.append(cell)
+        self.head = min([self.head, *freed])

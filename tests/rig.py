@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import count
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
-from headrace.core.plan import Copy
+from headrace.core.plan import Copy, Plan
 from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits, Plan, Scheduler
+from headrace.core.scheduler import Limits, Scheduler
 from headrace.core.sequence import Sequence as Seq
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import ManualClock, Script, ScriptedEngine
@@ -95,13 +95,13 @@ class Rig:
             cells=cells,
             n_ctx=cells,
             slots=slots,
-            batch=self.limits.max_batch,
+            batch=self.limits.step_tokens,
         )
         self.index = CheckedIndex()
         self.pool = CheckedPool(cells=cells, slots=slots)
         self.scheduler = Scheduler(
             self.limits,
-            index=self.index,
+            index=lambda: self.index,
             pool=self.pool,
             piece=self.engine.piece,
             eog=frozenset(self.engine.info.eog),
@@ -198,7 +198,8 @@ class Rig:
     def _check_plan(self, plan: Plan, decodes: dict[Seq, int]) -> None:
         """After `begin`: budgets kept, room made."""
         limits = self.limits
-        assert len(self.scheduler.running) <= limits.max_running
+        awake = sum(not s.paused for s in self.scheduler.running)
+        assert not plan.admissions or awake <= limits.max_running, "who resumes may be one too many, no newcomer"
         assert len({share.sequence for share in plan.shares}) == len(plan.shares)
         if not plan.shares:
             assert plan.preempted, "an empty step"
@@ -206,10 +207,12 @@ class Rig:
         assert set(decodes) - set(plan.preempted) <= {share.sequence for share in plan.shares if share.count == 1}
         prompts = sum(share.count for share in plan.shares if share.sequence not in decodes)
         assert prompts <= (limits.prefill_chunk_busy if decodes else limits.prefill_chunk)
-        assert plan.tokens <= limits.max_batch
+        assert plan.tokens <= limits.step_tokens
         assert all(0 < share.count <= share.sequence.pending for share in plan.shares)
         prefilling = [s for s in self.scheduler.running if not s.paused and s not in decodes]
-        assert not prefilling or prefilling[0] in {share.sequence for share in plan.shares}, "the first prompt goes on"
+        assert limits.least_slack or not prefilling or prefilling[0] in {share.sequence for share in plan.shares}, (
+            "the first prompt goes on"
+        )
         if not self.bursts:
             assert plan.tokens <= self.pool.free, f"a step of {plan.tokens} tokens; {self.pool.real!r}"
 
@@ -246,6 +249,7 @@ class Rig:
         assert not self.scheduler.waiting
         assert self.pool.held == 0
         self.limits = self.scheduler.limits = replace(self.limits, idle_cells=0)
+        self.scheduler.residency.idle_cells = 0
         rid = self.submit([1], 1, cache=False)
         self.run()
         assert self.transcript.over[rid] == "finished"

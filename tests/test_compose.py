@@ -13,11 +13,12 @@ import msgspec
 import pytest
 import uvloop
 
-from headrace.compose import batch_size, make_blueprint, make_engine, make_limits, make_model, serve
+from headrace.compose import batch_size, make_blueprint, make_bounds, make_engine, make_limits, make_model, serve
+from headrace.core.admission import Bounds
 from headrace.core.errors import StartupError
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
-from headrace.settings import Config, Engine, Model, Server
+from headrace.settings import Config, Engine, Model, Optimizations, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
 
@@ -29,8 +30,18 @@ def config(**engine: Any) -> Config:
 def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
     assert [batch_size(n) for n in (1, 64, 65, 528)] == [64, 64, 128, 576]
     limits = make_limits(config(step_tokens=600, max_running=16))
-    assert limits.max_batch >= 616
-    assert limits.max_batch % 64 == 0
+    assert limits.step_tokens >= 616
+    assert limits.step_tokens % 64 == 0
+
+
+def test_what_may_wait_is_as_the_settings_say() -> None:
+    given = config(max_waiting=3, max_waiting_tokens=500, queue_timeout_s=7.0, max_running=5)
+    assert make_bounds(given) == Bounds(3, 500, 7.0, places=5, predict=True)
+    assert not make_bounds(dataclasses.replace(given, optimizations=Optimizations(admission=False))).predict
+    for in_process in (True, False):
+        engine = make_engine(config(max_waiting=3, in_process=in_process))
+        assert isinstance(engine, LocalEngine | WorkerEngine)
+        assert engine._streams._backlog.bounds == make_bounds(config(max_waiting=3))
 
 
 def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> None:
@@ -43,7 +54,7 @@ def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> Non
     assert blueprint.settings["threads_batch"] == len(os.sched_getaffinity(0)), "0 takes all cores"
     assert (blueprint.settings["kv_type"], blueprint.settings["cells"]) == ("q8_0", 1024)
     assert blueprint.settings["created"] == int(model.stat().st_mtime)
-    assert blueprint.limits["max_batch"] == blueprint.settings["batch"]
+    assert blueprint.limits["step_tokens"] == blueprint.settings["batch"]
 
 
 @pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import cache_home, engine_environment, load, nearest
+from headrace.config import cache_home, config_home, engine_environment, load, nearest
 from headrace.core.errors import StartupError
 from headrace.settings import SETTINGS, Config, Setting, Value
 
@@ -56,6 +56,11 @@ def test_the_usual_file_is_read_if_it_exists(tmp_path: Path) -> None:
     (tmp_path / "headrace").mkdir()
     write(tmp_path / "headrace", 'model.alias = "tiny"\n')
     assert load(environ={"XDG_CONFIG_HOME": str(tmp_path)}).model.alias == "tiny"
+
+
+def test_templates_are_beside_the_config_file(tmp_path: Path) -> None:
+    assert config_home({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "headrace"
+    assert config_home({"XDG_CONFIG_HOME": "relative", "HOME": str(tmp_path)}) == tmp_path / ".config" / "headrace"
 
 
 def test_a_named_file_replaces_the_usual_one(tmp_path: Path) -> None:

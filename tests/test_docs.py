@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.observe.metrics import Metrics
+from headrace.protocol import openai
+from headrace.protocol.fields import Field
 from headrace.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +99,14 @@ def test_generated_pages_are_fresh() -> None:
 def test_every_setting_is_documented() -> None:
     everything = "\n".join(path.read_text() for path in DOCUMENTS)
     assert [row.name for row in SETTINGS.values() if f"`{row.name}`" not in everything] == []
+
+
+def test_every_field_of_our_own_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    rows = [row for row in vars(openai).values() if isinstance(row, Field)]
+    names = [row.name.removeprefix("headrace.") for row in rows if row.name.startswith("headrace.")]
+    assert len(names) >= 5
+    assert [name for name in names if f'`"headrace": {{"{name}": ' not in page] == []
 
 
 def test_every_metric_is_documented() -> None:

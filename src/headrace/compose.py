@@ -17,14 +17,17 @@ from typing import Any
 import msgspec
 
 from headrace.config import engine_environment
+from headrace.core.admission import Bounds
+from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
 from headrace.core.scheduler import Limits
 from headrace.core.tokenizer import Tokenizer
-from headrace.engines.base import StreamEngine
+from headrace.engines.base import ModelInfo, StreamEngine
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build
+from headrace.kv.templates import Encode
 from headrace.models import script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -36,7 +39,7 @@ from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
 from headrace.settings import Config
-from headrace.testing import ScriptedTokenizer
+from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
@@ -93,14 +96,51 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
 
 def make_limits(config: Config) -> Limits:
     """The scheduler's few numbers."""
-    e = config.engine
+    e, o = config.engine, config.optimizations
+    chunk = e.step_tokens if o.adaptive_chunks else e.prefill_chunk or e.context or e.cells
     return Limits(
         max_running=e.max_running,
-        max_batch=batch_size(e.step_tokens + e.max_running),
-        prefill_chunk=256,
-        prefill_chunk_busy=128,
+        step_tokens=batch_size(min(chunk, e.cells) + e.max_running),
+        max_batch=min(e.max_batch, e.max_running),
+        prefill_chunk=chunk,
+        prefill_chunk_busy=chunk,
         idle_cells=e.idle_cells,
         prefix_cache=e.prefix_cache,
+        await_prefix=o.await_prefix,
+        least_slack=o.least_slack,
+        fuse=o.ttft_fuse,
+        pace=make_pace(config) if o.adaptive_chunks else None,
+    )
+
+
+# Seconds: time to the first token, a step while somebody reads, one for who has waited, one that brings a crowd to
+# their first tokens. The first, second and last are what is bearable for each use at the 95th percentile.
+PROFILES = {
+    "voice": (0.3, 0.06, 0.1, 0.2),
+    "chat-strict": (0.5, 0.04, 0.1, 0.25),
+    "chat": (1.0, 0.1, 0.145, 0.5),
+    "reading": (2.0, 0.155, 0.3, 1.0),
+}
+
+
+def make_pace(config: Config) -> Pace:
+    """The step lengths."""
+    slo = config.slo
+    _, itl, hard, stall = PROFILES[slo.profile]
+    itl = slo.itl_ms / 1e3 or itl
+    hard = max(itl, slo.itl_hard_ms / 1e3 or hard)
+    return Pace(itl, hard, max(hard, stall), slo.arrival_guard_ms / 1e3, slo.ttft_fuse_ms / 1e3)
+
+
+def make_bounds(config: Config) -> Bounds:
+    """How much may wait for the engine."""
+    e = config.engine
+    return Bounds(
+        max_waiting=e.max_waiting,
+        max_waiting_tokens=e.max_waiting_tokens,
+        queue_timeout_s=e.queue_timeout_s,
+        places=e.max_running,
+        predict=config.optimizations.admission,
     )
 
 
@@ -118,7 +158,7 @@ def make_blueprint(config: Config) -> Blueprint:
         script = {"name": config.model.alias, "step_s": 1.0 / rate, "n_ctx": e.context or SCRIPT_CONTEXT}
         return Blueprint(
             "headrace.testing:counting_worker",
-            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.max_batch},
+            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.step_tokens},
             msgspec.to_builtins(limits),
         )
     cores = len(os.sched_getaffinity(0))
@@ -129,7 +169,7 @@ def make_blueprint(config: Config) -> Blueprint:
         "cells": e.cells,
         "context": e.context,
         "slots": e.slots,
-        "batch": limits.max_batch,
+        "batch": limits.step_tokens,
         "threads": e.threads or cores,
         "threads_batch": e.threads_batch or cores,
         "flash_attention": e.flash_attention,
@@ -142,20 +182,28 @@ def make_blueprint(config: Config) -> Blueprint:
 def make_engine(config: Config) -> StreamEngine:
     """The embedded engine, in a child process unless the configuration says otherwise. Raises StartupError."""
     blueprint = make_blueprint(config)
-    waiting = config.engine.max_waiting
+    bounds = make_bounds(config)
     if config.engine.in_process:
-        return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, max_waiting=waiting)
+        return LocalEngine(lambda: build(blueprint), make_limits(config), time.monotonic, bounds=bounds)
     environment = engine_environment(config.engine.spin)
-    return WorkerEngine(blueprint, time.monotonic, max_waiting=waiting, environment=environment)
+    return WorkerEngine(blueprint, time.monotonic, bounds=bounds, environment=environment)
 
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     """A started engine with its tokenizer and template. Raises StartupError."""
-    info = engine.info
-    scripted = script_rate(config.model.path) is not None
-    vocabulary: Tokenizer = ScriptedTokenizer() if scripted else Vocabulary.open(Path(config.model.path))
+    vocabulary: Tokenizer
+    if script_rate(config.model.path) is not None:
+        vocabulary = ScriptedTokenizer()
+    else:
+        vocabulary = Vocabulary.open(Path(config.model.path))
+    template = make_template(config, engine.info)
+    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
+
+
+def make_template(config: Config, info: ModelInfo) -> ChatTemplate:
+    """The model's own chat template, or the usual one. Raises StartupError."""
     try:
-        template = ChatTemplate(
+        return ChatTemplate(
             info.chat_template or DEFAULT_TEMPLATE,
             control=info.control,
             bos=info.bos,
@@ -164,7 +212,21 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
         )
     except ValueError as error:
         raise StartupError(f"{config.model.path}: {error}") from error
-    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
+
+
+def make_encode(config: Config) -> Encode:
+    """How chats become tokens, without an engine: the vocabulary alone is opened. Raises StartupError.
+
+    `config.model.path` is the path of a file, or that of a scripted model.
+    """
+    tokenizer: Tokenizer
+    if script_rate(config.model.path) is not None:
+        tokenizer, info = ScriptedTokenizer(), ScriptedEngine([], n_ctx=SCRIPT_CONTEXT).info
+    else:
+        tokenizer = vocabulary = Vocabulary.open(Path(config.model.path))
+        info = vocabulary.info(config.model.alias, 0, 0)
+    template, encoder = make_template(config, info), PieceEncoder(tokenizer, max_bytes=ENCODER_BYTES)
+    return lambda messages: encoder.encode(template.render(messages), bos=info.bos, add_bos=info.add_bos)
 
 
 def _changed(path: Path) -> int:

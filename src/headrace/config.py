@@ -2,8 +2,9 @@
 
     defaults  <  TOML file  <  environment  <  flags          the later source wins
 
-Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths. What
-cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a `Config`.
+Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths.
+What cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a
+`Config`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Value] = {}
     if file is None:
-        home = _xdg_home(environ, "XDG_CONFIG_HOME", ".config")
-        usual = None if home is None else home / "headrace" / "config.toml"
+        home = config_home(environ)
+        usual = None if home is None else home / "config.toml"
         file = usual if usual is not None and usual.is_file() else None
     if file is not None:
         for name, value in _read_file(file):
@@ -66,6 +67,12 @@ def cache_home(environ: Mapping[str, str] | None = None) -> Path:
     if home is None:
         raise StartupError("there is no home directory to keep models in: set XDG_CACHE_HOME to an absolute path")
     return home / "headrace"
+
+
+def config_home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where settings and templates are kept: `$XDG_CONFIG_HOME/headrace`; None when there is no home directory."""
+    home = _xdg_home(os.environ if environ is None else environ, "XDG_CONFIG_HOME", ".config")
+    return None if home is None else home / "headrace"
 
 
 def _xdg_home(environ: Mapping[str, str], variable: str, usual: str) -> Path | None:

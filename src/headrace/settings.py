@@ -124,7 +124,7 @@ class Engine:
         "beyond it.")
     max_running: int = _row(16, "sequences", low=1, high=256, help=
         "Sequences that are computed at the same time at the very most; more wait in the queue.")
-    slots: int = _row(64, "sequences", low=1, high=256, help=
+    slots: int = _row(64, "sequences", low=1, high=255, help=
         "KV sequence ids, for running sequences and for finished ones kept for reuse.")
     step_tokens: int = _row(512, "tokens", low=16, high=8192, help=
         "Most prompt tokens in a step when their number is chosen by `optimizations.adaptive_chunks`.")
@@ -175,7 +175,8 @@ class Optimizations:
     """What can be turned off, to compare."""
 
     adaptive_chunks: bool = _row(True, "", help=
-        "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: `engine.prefill_chunk`.")
+        "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: "
+        "`engine.prefill_chunk`.")
     least_slack: bool = _row(True, "", help=
         "Order prompts by what is left of their time and their work; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")
@@ -208,7 +209,9 @@ class Tiers:
 class Templates:
     """Prompts that are kept warm."""
 
-    file: str = _row("", "", help="TOML file of prompt templates; empty takes `templates.toml` beside the config file.")
+    file: str = _row("", "", help=
+        "TOML file of prompt templates whose beginnings are kept warm; empty takes "
+        "`$XDG_CONFIG_HOME/headrace/templates.toml` if it is there.")
     budget: int = _row(100, "prefixes", low=0, high=100_000, help=
         "Prefixes that `optimizations.mined_templates` may pin.")
 

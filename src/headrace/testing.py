@@ -16,6 +16,7 @@ from headrace.core.plan import Chunk, Draw, Drawn, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.core.verification import accepted
 from headrace.engines.base import ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
+from headrace.kv.blob import KEY, fingerprint, pack, unpack
 
 END = b"<|im_end|>"
 """In a script: the token that ends the answer."""
@@ -166,6 +167,9 @@ class ScriptedEngine:
             control=CONTROL,
         )
         self.n_slots, self.n_cells, self.n_batch, self.n_drafts = slots, cells, batch, drafts
+        self.bytes_per_token = 4
+        """A saved token is its id."""
+        self.fingerprint = fingerprint("scripted", name)
         self.slots: dict[int, list[int]] = {}
         self.prompts: list[list[int]] = []
         self.draws: list[Draw] = []
@@ -186,6 +190,19 @@ class ScriptedEngine:
 
     def trim(self, slot: int, length: int) -> None:
         del self.slots.get(slot, [])[length:]
+
+    def save(self, slot: int, start: int, end: int) -> bytes:
+        held = self.slots.get(slot, [])
+        assert 0 <= start < end <= len(held), f"save of [{start}, {end}) from slot {slot}, which holds {len(held)}"
+        return pack(held[start:end])
+
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> Sequence[int]:
+        held = self.slots.setdefault(slot, [])
+        assert 0 <= start == len(held), f"load of [{start}, {end}) into slot {slot}, which holds {len(held)}"
+        if len(payload) != self.bytes_per_token * (end - start):
+            return ()
+        held.extend(unpack(payload))
+        return range(start, end)
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         self.steps += 1
@@ -319,6 +336,7 @@ def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:
         except StepFailed:
             continue
         raise AssertionError(f"a step of {too_many} tokens must be refused")
+    _check_saving(engine, lambda start: first(engine.step([chunk(4, start, n)])) == whole, n)
     for slot in range(1, 5):
         engine.trim(slot, 0)
     for how in (greedy, Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.1)) if engine.n_drafts else ():
@@ -348,6 +366,22 @@ def _answer(engine: StepEngine, prompt: list[int], how: Sampling, guesses: Seque
         engine.trim(0, computed)
     engine.trim(0, 0)
     return tokens[len(prompt) :][:n], steps
+
+
+def _check_saving(engine: StepEngine, goes_on: Callable[[int], bool], n: int) -> None:
+    """Slot 1 holds the prompt of `n` tokens; `goes_on(start)` computes the rest of it in slot 4, and looks."""
+    if not engine.bytes_per_token:
+        return
+    assert len(engine.fingerprint) == KEY
+    half, rest = engine.save(1, 0, n // 2), engine.save(1, n // 2, n - 1)
+    assert sorted(engine.load(4, 0, n // 2, half)) == list(range(n // 2))
+    assert not engine.load(4, n // 2, n - 1, rest[:-1]), "part of a payload is refused"
+    assert goes_on(n // 2), "a restored slot can be continued"
+    engine.trim(4, 0)
+    assert engine.load(4, 0, n // 2, half)
+    assert engine.load(4, n // 2, n - 1, rest), "block by block"
+    assert goes_on(n - 1), "a restored prompt gives the same token"
+    engine.trim(4, 0)
 
 
 async def collect(engine: StreamEngine, generation: Generation, *, cancel_after: int | None = None) -> list[Event]:

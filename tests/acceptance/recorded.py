@@ -41,6 +41,8 @@ class Recorder:
         self.n_slots, self.n_cells, self.n_batch = engine.n_slots, engine.n_cells, engine.n_batch
         self.n_drafts = engine.n_drafts
         self.piece, self.copy, self.trim = engine.piece, engine.copy, engine.trim
+        self.save, self.load = engine.save, engine.load
+        self.fingerprint, self.bytes_per_token = engine.fingerprint, engine.bytes_per_token
         self.abort, self.close = engine.abort, engine.close
         self.prompts: list[list[int]] = []
         """In the order of their first tokens."""

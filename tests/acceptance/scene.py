@@ -32,6 +32,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from acceptance.asking import Asking, Wire
+from headrace.core.admission import Bounds
 from headrace.core.clock import Clock
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.scheduler import Limits
@@ -226,6 +227,7 @@ async def scripted(
     n_ctx: int = 4096,
     max_running: int = 16,
     max_waiting: int = 256,
+    bounds: Mapping[str, Any] | None = None,
     shut: bool = False,
     key: str | None = None,
     limits: Mapping[str, Any] | None = None,
@@ -240,7 +242,8 @@ async def scripted(
 ) -> AsyncIterator[Scene]:
     """A server that plays `script` to every request, the control request apart.
 
-    `limits`: further fields of the scheduler's `Limits`; `info`: fields of `ModelInfo` to replace (bos, add_bos, …);
+    `limits`: further fields of the scheduler's `Limits`; `bounds`: of admission's `Bounds`;
+    `info`: fields of `ModelInfo` to replace (bos, add_bos, …);
     `shut`: the gate is shut from the start; `seed`: makes seeds for requests that bring none;
     `engine_options`: cells, slots, batch, fail_at, tokenizer of ScriptedEngine.
     """
@@ -249,7 +252,8 @@ async def scripted(
     paced = Paced(script, gate, n_ctx=n_ctx, clock=clock, **engine_options)
     paced.info = msgspec.structs.replace(paced.info, **(info or {}))
     settings = Limits(max_running=max_running, **{"max_batch": min(512, paced.n_batch), **(limits or {})})
-    engine = LocalEngine(lambda: paced, settings, clock, max_waiting=max_waiting)
+    waiting = Bounds(max_waiting=max_waiting, places=max_running, **(bounds or {}))
+    engine = LocalEngine(lambda: paced, settings, clock, bounds=waiting)
     await engine.start()
     chat = ChatTemplate(template, control=paced.info.control, bos=paced.info.bos, eos=paced.info.eos)
     encoder = PieceEncoder(paced.tokenizer, max_bytes=1 << 20)

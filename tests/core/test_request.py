@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.core.request import ChatRequest, CompletionRequest, Generation, Message, Options, Sampling
+from headrace.core.request import BATCH, ChatRequest, CompletionRequest, Decay, Generation, Message, Options, Sampling
 
 
 def test_a_generation_crosses_processes_unchanged() -> None:
-    sampling = Sampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, -100.0), (7, 1.5)), 2**63 - 1, 20)
-    generation = Generation(7, [1, 2, 3], 9, 4, ("a", "é\n"), sampling, False)
+    sampling = Sampling(0.5, 0.9, 40, 0.1, 1.1, 0.2, 0.3, ((5, -100.0), (7, 1.5)), 2**63 - 1, 20, Decay(10, 0.95, 0.4))
+    generation = Generation(7, [1, 2, 3], 9, 4, ("a", "é\n"), sampling, False, BATCH, 0.8, "t", ((4, 5), None, (), ()))
     packed = msgspec.msgpack.encode(generation)
     assert msgspec.msgpack.decode(packed, type=Generation) == generation
 

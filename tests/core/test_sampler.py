@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from headrace.core import sampler
 from headrace.core.plan import Draw
-from headrace.core.request import Sampling
-from headrace.core.sampler import FLOOR, Logits, draw, is_greedy, logprob, uniform
+from headrace.core.request import Decay, Sampling
+from headrace.core.sampler import BLOCK, FLOOR, Logits, Scratch, draw, is_greedy, logprob, temperature_at, uniform
 
 NONE = float("-inf")
-Uniform = Callable[[float], None]
+Uniform = Callable[..., None]
 
 
 def piece(token: int) -> bytes:
@@ -39,10 +39,10 @@ def token_of(logits: Logits, sampling: Sampling, history: Sequence[int] = (0,), 
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Uniform:
-    """Sets the random number of the next draws."""
+    """Sets the random numbers of the next draw, one an attempt; the last one counts for all further attempts."""
 
-    def set_it(u: float) -> None:
-        monkeypatch.setattr(sampler, "uniform", lambda seed, position: u)
+    def set_it(*us: float) -> None:
+        monkeypatch.setattr(sampler, "uniform", lambda seed, position, attempt: us[min(attempt, len(us) - 1)])
 
     return set_it
 
@@ -50,14 +50,16 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Uniform:
 # --- the distribution
 
 
-def textbook(logits: Logits, s: Sampling) -> tuple[list[int], NDArray[np.float64]]:
-    """(ids, weights) after temperature, top_k, top_p, min_p, by sorting everything; likeliest first, ties by id."""
+def textbook(logits: Logits, s: Sampling) -> tuple[list[int], list[int], NDArray[np.float64]]:
+    """By sorting everything: (ids that are left when only top_p is not applied, ids that are left, all weights).
+
+    Ids come likeliest first, ties by id.
+    """
     weights = np.exp((logits - logits.max()) * np.float32(1 / s.temperature)).astype(np.float64)
-    if s.top_k == 0 and s.top_p >= 1 and s.min_p == 0:
-        return list(range(len(logits))), weights
     ids = sorted(range(len(logits)), key=lambda i: (-weights[i], i))
     if s.top_k:
         ids = ids[: s.top_k]
+    left = ids
     if s.top_p < 1:
         whole = math.fsum(weights[i] for i in ids)
         mass, n = 0.0, 0
@@ -66,15 +68,36 @@ def textbook(logits: Logits, s: Sampling) -> tuple[list[int], NDArray[np.float64
             n += 1
             if mass >= s.top_p * whole:
                 break
-        ids = ids[:n]
+        left = ids[:n]
     if s.min_p:
-        ids = [i for i in ids if weights[i] >= np.float32(s.min_p) * weights[ids[0]]]
-    return ids, weights[ids]
+        ids, left = ([i for i in some if weights[i] >= np.float32(s.min_p) * weights[some[0]]] for some in (ids, left))
+    return ids, left, weights
 
 
-def pick(ids: list[int], weights: NDArray[np.float64], u: float) -> int:
-    heap = np.cumsum(weights)
-    return next(i for i, h in zip(ids, heap, strict=True) if h > u * heap[-1])
+def pick(ids: list[int], left: list[int], weights: NDArray[np.float64], us: Sequence[float]) -> int:
+    """Draw among `ids`, in the order of their numbers; if it is not one of `left`, among those before it; and so on."""
+    for attempt in itertools.count():
+        row = sorted(ids)
+        heap = np.cumsum(weights[row])
+        u = us[min(attempt, len(us) - 1)]
+        token = next(i for i, h in zip(row, heap, strict=True) if h > u * heap[-1])
+        if token in left:
+            return token
+        ids = ids[: ids.index(token)]
+    raise AssertionError
+
+
+def chi_squared(counts: NDArray[Any], want: NDArray[Any]) -> tuple[float, float]:
+    """(statistic, what it may be: exceeded by chance about once in 10,000 times), classes below 5 put together."""
+    rare = want < 5
+    seen = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(want[~rare], want[rare].sum())
+    if expected[-1] == 0:
+        assert seen[-1] == 0, "drew what cannot be drawn"
+        seen, expected = seen[:-1], expected[:-1]
+    z, freedom = 3.72, len(expected) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3  # Wilson and Hilferty, 1931
+    return float(((seen - expected) ** 2 / expected).sum()), limit
 
 
 def shapes() -> dict[str, Logits]:
@@ -97,17 +120,32 @@ SHAPES = shapes()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_number_gives_the_token_of_a_full_sort(shape: str, at: Uniform) -> None:
+def test_the_same_numbers_give_the_token_of_a_full_sort(shape: str, at: Uniform) -> None:
     logits = SHAPES[shape]
     rng = random.Random(shape)
+    scratch = Scratch(len(logits))
     for temperature, top_k, top_p, min_p in itertools.product(
         (0.05, 0.7, 1.0, 2.0), (0, 2, 40, 699, 700, 9999), (1.0, 0.9999, 0.9, 0.5, 1e-9), (0.0, 1e-5, 0.05, 0.9)
     ):
         s = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        ids, weights = textbook(logits, s)
+        ids, left, weights = textbook(logits, s)
         for u in (0.0, 0.5, rng.random(), rng.random(), 1 - 2**-53):
-            at(u)
-            assert token_of(logits, s) == pick(ids, weights, u), (s, u)
+            us = (u, rng.random(), rng.random(), 1 - 2**-53, 0.5)
+            at(*us)
+            want = pick(ids, left, weights, us)
+            assert token_of(logits, s) == want, (s, us)
+            assert draw(logits, Draw(s, 7, 1, (0,), 1), piece, scratch).tokens == (want,), "in used room"
+
+
+@pytest.mark.parametrize("n", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 1])
+@pytest.mark.parametrize("s", [Sampling(), Sampling(top_p=0.7), Sampling(min_p=0.2), Sampling(top_k=5, top_p=0.9)])
+def test_every_size_of_vocabulary(n: int, s: Sampling, at: Uniform) -> None:
+    rng = np.random.default_rng(n)
+    for logits in (logits_of(rng.normal(0, 2, n)), logits_of([0.0] * n), logits_of([NONE] * (n - 1) + [3.0])):
+        ids, left, weights = textbook(logits, s)
+        for u in (0.0, 0.3, 0.6, 1 - 2**-53):
+            at(u, 0.4)
+            assert token_of(logits, s) == pick(ids, left, weights, (u, 0.4))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -155,26 +193,113 @@ def test_shares_are_the_probabilities(s: Sampling, want: list[float], at: Unifor
     grid = 2000
     counts = [0] * 4
     for i in range(grid):
-        at((i + 0.5) / grid)
+        at((i + 0.5) / grid, i * 0.6180339887498949 % 1, i * 0.7548776662466927 % 1)  # spread evenly, each and together
         counts[token_of(logits, s)] += 1
-    assert np.abs(np.array(counts) / grid - want).max() <= 1 / grid
+    assert np.abs(np.array(counts) / grid - want).max() <= 5 / grid
 
 
-@pytest.mark.parametrize("s", [Sampling(), Sampling(top_p=0.8), Sampling(top_k=9), Sampling(min_p=0.05)])
-def test_frequencies_follow_the_probabilities(s: Sampling) -> None:
-    logits = logits_of(np.random.default_rng(5).normal(0, 1.5, 30))
-    ids, weights = textbook(logits, s)
-    n = 6000
-    counts = np.zeros(30)
+def naive_probabilities(logits: NDArray[Any], temperature: float, top_p: float) -> NDArray[np.float64]:
+    """Temperature and top_p as they are defined, in float64 and by a full sort."""
+    p = np.exp(logits.astype(np.float64) / temperature - float(logits.max()) / temperature)
+    p /= p.sum()
+    order = np.lexsort((np.arange(len(p)), -p))
+    n = int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1
+    kept = np.zeros(len(p))
+    kept[order[:n]] = p[order[:n]] / p[order[:n]].sum()
+    return kept
+
+
+def drawn(logits: Logits, s: Sampling, n: int) -> NDArray[np.int64]:
+    """How often each token is drawn at the first n positions of one seed."""
+    scratch = Scratch(len(logits))
+    counts = np.zeros(len(logits), dtype=np.int64)
     for position in range(n):
-        counts[draw(logits, Draw(s, 1234, position, (), 0), piece).tokens[0]] += 1
-    want = np.zeros(30)
-    want[ids] = weights / weights.sum() * n
+        counts[draw(logits, Draw(s, 1234, position, (), 0), piece, scratch).tokens[0]] += 1
+    return counts
+
+
+def skewed() -> dict[str, Logits]:
+    rng = np.random.default_rng(5)
+    peaks = rng.normal(0, 1, 2000)
+    peaks[[7, 1000, 1999]] += [9, 8, 7]
+    return {
+        "few": logits_of(rng.normal(0, 1.5, 30)),
+        "many": logits_of(rng.normal(0, 3, 1500)),
+        "flat": logits_of(rng.normal(0, 0.1, 300)),
+        "equal": logits_of([1.5] * 301),  # no top_p below ends exactly with a token: rounding would decide
+        "peaks": logits_of(peaks),
+        "pairs": logits_of(np.repeat(rng.normal(0, 1, 60), 2)),
+    }
+
+
+SKEWED = skewed()
+PLAIN = [(1.0, 1.0), (0.7, 0.9), (1.0, 0.95), (1.5, 0.5), (2.0, 0.1), (0.6, 0.02)]
+
+
+@pytest.mark.parametrize("shape", SKEWED)
+@pytest.mark.parametrize(("temperature", "top_p"), PLAIN)
+def test_temperature_and_top_p_are_the_textbook_s_by_chi_squared(shape: str, temperature: float, top_p: float) -> None:
+    logits, n = SKEWED[shape], 6000
+    counts = drawn(logits, Sampling(temperature=temperature, top_p=top_p), n)
+    want = naive_probabilities(logits, temperature, top_p)
+    if (want > 0).sum() == 1:
+        assert counts[want > 0].sum() == n
+        return
+    statistic, limit = chi_squared(counts, want * n)
+    assert statistic < limit
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.1, 0.9), (1.0, 0.85), (1.0, 0.95), (0.9, 1.0)])
+def test_the_chi_squared_test_sees_what_is_a_little_wrong(temperature: float, top_p: float) -> None:
+    logits, n = SKEWED["few"], 6000
+    counts = drawn(logits, Sampling(temperature=1.0, top_p=0.9), n)
+    want = naive_probabilities(logits, temperature, top_p)
+    if ((want == 0) & (counts > 0)).any():
+        return  # drew what that other sampling never draws
+    statistic, limit = chi_squared(counts, want * n)
+    assert statistic > limit
+
+
+def test_the_chi_squared_test_sees_an_attempt_that_depends_on_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, n = SKEWED["flat"], 6000
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position, attempt: uniform(seed, position))
+    counts = drawn(logits, Sampling(top_p=0.3), n)
+    statistic, limit = chi_squared(counts, naive_probabilities(logits, 1.0, 0.3) * n)
+    assert statistic > limit
+
+
+def test_a_vocabulary_of_128k_by_chi_squared() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(0, 3, 131_000)
+    values[rng.integers(0, len(values), 6)] += 13
+    logits, n = logits_of(values), 1500
+    want = naive_probabilities(logits, 0.8, 0.9)
+    counts = drawn(logits, Sampling(temperature=0.8, top_p=0.9), n)
     assert counts[want == 0].sum() == 0
-    common = want > 5
-    chi2 = float(((counts - want)[common] ** 2 / want[common]).sum())
-    freedom = int(common.sum()) - 1
-    assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
+    # Classes of about the same mass: likeliest first, and by id.
+    for order in (np.argsort(-want), np.arange(len(want))):
+        edges = (np.cumsum(want[order]) * 20).astype(int)
+        seen, expected = (np.bincount(edges, weights=x[order], minlength=21) for x in (counts, want * n))
+        statistic, limit = chi_squared(seen, expected)
+        assert statistic < limit
+
+
+@pytest.mark.parametrize("s", [Sampling(top_k=9), Sampling(min_p=0.05), Sampling(top_k=12, top_p=0.8, min_p=0.02)])
+def test_frequencies_follow_the_probabilities(s: Sampling) -> None:
+    logits, n = SKEWED["few"], 6000
+    _, left, weights = textbook(logits, s)
+    want = np.zeros(30)
+    want[left] = weights[left] / weights[left].sum() * n
+    counts = drawn(logits, s, n)
+    assert counts[want == 0].sum() == 0
+    statistic, limit = chi_squared(counts, want)
+    assert statistic < limit
+
+
+def test_logits_that_are_no_numbers_end_and_name_a_token() -> None:
+    for logits in (logits_of([1.0, math.nan, 2.0]), logits_of([math.nan] * 3), logits_of([NONE] * 3)):
+        for s in (Sampling(), Sampling(top_p=0.5), Sampling(top_k=2, min_p=0.5), Sampling(temperature=0)):
+            assert 0 <= token_of(logits, s) < 3
 
 
 def test_a_draw_is_the_same_whenever_it_is_asked_again() -> None:
@@ -199,6 +324,61 @@ def test_min_p_keeps_what_is_just_as_likely(at: Uniform) -> None:
     least = float(np.exp(np.float32(-1)))
     assert token_of(logits_of([0.0, -1.0]), Sampling(min_p=least)) == 1
     assert token_of(logits_of([0.0, -1.001]), Sampling(min_p=least)) == 0
+
+
+# --- temperature that falls
+
+
+def test_no_decay_no_change() -> None:
+    assert [temperature_at(Sampling(temperature=0.7), i) for i in (0, 1, 10, 10**6)] == [0.7] * 4
+
+
+def test_the_temperature_falls_in_steps_to_its_floor() -> None:
+    s = Sampling(temperature=1.0, decay=Decay(10, 0.95, 0.4))
+    assert [temperature_at(s, i) for i in (0, 9, 10, 19, 20)] == [1.0, 1.0, 0.95, 0.95, 0.95**2]
+    assert temperature_at(s, 170) == 0.95**17
+    assert temperature_at(s, 180) == temperature_at(s, 10**9) == 0.4
+
+
+def test_the_temperature_never_rises() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        decay = Decay(rng.choice([1, 3, 10_000]), rng.choice([5e-324, 0.1, 0.99, 1.0]), rng.choice([0.0, 0.4, 2.0]))
+        s = Sampling(temperature=rng.choice([0.0, 1e-6, 0.3, 1.0, 2.0]), decay=decay)
+        along = [temperature_at(s, i) for i in (*range(40), 9_999, 10_000, 20_000, 10**7)]
+        assert along[0] == s.temperature
+        assert along == sorted(along, reverse=True)
+        assert along[-1] >= min(s.temperature, decay.floor)
+        greedy = [is_greedy(s, i) for i in range(40)]
+        assert greedy == sorted(greedy), "once greedy, always greedy"
+
+
+def test_a_floor_above_the_temperature_does_not_lift_it() -> None:
+    assert temperature_at(Sampling(temperature=0.2, decay=Decay(1, 0.5, 1.0)), 50) == 0.2
+    assert is_greedy(Sampling(temperature=0.0, decay=Decay(1, 0.5, 1.0)), 50)
+
+
+def test_a_token_is_drawn_at_the_temperature_of_its_place_in_the_answer() -> None:
+    logits = SHAPES["spread"]
+    falling = Sampling(decay=Decay(4, 0.5, 0.1), top_p=0.95)
+    for prompt, seed in itertools.product((0, 1, 37), range(20)):
+        for answered in (0, 3, 4, 8, 11, 100):
+            at_this = Sampling(temperature=max(0.1, 0.5 ** (answered // 4)), top_p=0.95)
+            here = [
+                draw(logits, Draw(s, seed, prompt + answered, range(prompt + answered), prompt), piece)
+                for s in (falling, at_this)
+            ]
+            assert here[0] == here[1]
+    late = [draw(logits, Draw(falling, seed, 100, (), 0), piece).tokens for seed in range(40)]
+    assert len(set(late)) < len({draw(logits, Draw(falling, seed, 3, (), 0), piece).tokens for seed in range(40)})
+
+
+def test_a_temperature_that_falls_to_nothing_ends_greedy(at: Uniform) -> None:
+    at(0.999)
+    s = Sampling(decay=Decay(1, 0.1, 0.0))
+    assert not is_greedy(s)
+    assert is_greedy(s, 6)
+    assert draw(SHAPES["ties"], Draw(s, 1, 406, (), 0), piece).tokens == (int(SHAPES["ties"].argmax()),)
 
 
 # --- penalties and bias
@@ -341,6 +521,17 @@ def test_the_numbers_fill_the_unit_interval() -> None:
     want = len(numbers) / 20
     assert float(((counts - want) ** 2 / want).sum()) < 19 + 4 * math.sqrt(2 * 19)
     assert len(set(numbers)) == len(numbers)
+
+
+def test_attempts_are_numbers_of_their_own() -> None:
+    assert uniform(5, 9, 0) == uniform(5, 9)
+    numbers = [uniform(seed, position, attempt) for seed in (0, 1) for position in range(200) for attempt in range(4)]
+    assert len(set(numbers)) == len(numbers)
+    table = np.zeros((8, 8))
+    for position in range(6000):
+        table[int(uniform(3, position) * 8), int(uniform(3, position, 1) * 8)] += 1
+    want = 6000 / 64
+    assert float(((table - want) ** 2 / want).sum()) < 63 + 4 * math.sqrt(2 * 63)
 
 
 @pytest.mark.parametrize(("seeds", "positions"), [(1, 0), (0, 1), (1, 1), (1, -1), (2**32, 0), (2**62, 3)])

@@ -71,7 +71,7 @@ def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
 
 
 def test_the_batch_is_never_larger_than_the_engine_takes() -> None:
-    rig = Rig(endless(), Limits(max_running=8, max_batch=10, prefill_chunk=10, prefill_chunk_busy=10))
+    rig = Rig(endless(), Limits(max_running=8, step_tokens=10, prefill_chunk=10, prefill_chunk_busy=10))
     for i in range(8):
         rig.submit(prompt(12, 101 + i), 40)
     rig.run()
@@ -728,8 +728,8 @@ def test_a_delta_counts_the_tokens_since_the_last_one() -> None:
     rid = rig.submit(prompt(5), 9)
     rig.run()
     assert rig.transcript.deltas[rid, 0] == [
-        Delta(rid, 0, "🔥", 4, marks=Marks(0.0, 0.0, 0.0, 0.0, 0.0)),
-        Delta(rid, 0, "a", 2),
+        Delta(rid, 0, "🔥", 4, marks=Marks(0.0, 0.0, 0.0, 0.0, 0.0), ids=tuple("🔥".encode())),
+        Delta(rid, 0, "a", 2, ids=(rig.engine.tokenizer.word(b""), ord("a"))),
     ]
 
 

@@ -52,7 +52,7 @@ class Chaos:
         cells = rng.randint(60, 400)
         limits = Limits(
             max_running=rng.randint(1, 6),
-            max_batch=64,
+            step_tokens=64,
             prefill_chunk=rng.randint(8, 58),
             prefill_chunk_busy=rng.randint(1, 16),
             idle_cells=rng.choice([0, cells // 2, cells]),

@@ -298,8 +298,9 @@ class Served:
 
     def leave(self) -> None:
         """Give up all that is cached."""
-        while self.stepper.scheduler._idle:
-            self.stepper.scheduler._evict()
+        residency = self.stepper.scheduler.residency
+        while residency.idle:
+            residency.drop(next(iter(residency.idle)))
         self.stepper._carry_out()
         assert self.stepper.stats().cells_cached == 0
 
@@ -315,7 +316,7 @@ def alone(loaded_engine: LlamaEngine) -> Alone:
     def text(prompt: list[int], max_tokens: int) -> str:
         key = (*prompt, max_tokens)
         if key not in known:
-            served = Served(loaded_engine, prefix_cache=False, max_batch=256, prefill_chunk=256)
+            served = Served(loaded_engine, prefix_cache=False, step_tokens=256, prefill_chunk=256)
             served.submit(1, prompt, max_tokens)
             served.run()
             known[key] = served.transcript.text(1)
@@ -331,7 +332,7 @@ def long(vocabulary: Vocabulary) -> list[int]:
 
 @pytest.mark.parametrize("chunk", [64, 100])
 def test_chunks_do_not_change_the_text(model_engine: LlamaEngine, alone: Alone, long: list[int], chunk: int) -> None:
-    served = Served(model_engine, max_batch=256, prefill_chunk=chunk, prefix_cache=False)
+    served = Served(model_engine, step_tokens=256, prefill_chunk=chunk, prefix_cache=False)
     served.submit(1, long, 8)
     served.run()
     assert served.transcript.text(1) == alone(long, 8) == " 17, 18,"
@@ -341,7 +342,7 @@ def test_sharing_does_not_change_the_text(
     model_engine: LlamaEngine, alone: Alone, long: list[int], vocabulary: Vocabulary
 ) -> None:
     longer = long + vocabulary.encode(" 17, 18, 19,", special=False)
-    served = Served(model_engine, max_batch=256, prefill_chunk=64)
+    served = Served(model_engine, step_tokens=256, prefill_chunk=64)
     served.submit(1, long, 30)
     served.submit(2, longer, 5, n=2)  # waits for the prefix of 1
     for _ in range(4):
@@ -367,7 +368,7 @@ def test_preemption_and_eviction_do_not_change_the_text(
 ) -> None:
     monkeypatch.setattr(model_engine, "n_cells", 100)
     prompts = [vocabulary.encode(text, special=False) for text in (COUNT, FOX, CATS)]
-    served = Served(model_engine, max_batch=256, prefill_chunk=256)
+    served = Served(model_engine, step_tokens=256, prefill_chunk=256)
     for rid, ids in enumerate(prompts):
         served.submit(rid, ids, 24)
     served.run()
@@ -385,7 +386,7 @@ def test_eight_at_once_say_what_each_says_alone(
 ) -> None:
     texts = [COUNT, ABC, FOX, CATS, COUNT + " 17, 18,", ABC + " m n", FOX + " red fox", CATS + " cat"]
     prompts = [vocabulary.encode(text, special=False) for text in texts]
-    served = Served(model_engine, max_batch=256, prefill_chunk=256)
+    served = Served(model_engine, step_tokens=256, prefill_chunk=256)
     for rid, ids in enumerate(prompts):
         served.submit(rid, ids, 4)
     served.run()
@@ -400,7 +401,7 @@ def test_llama_cpp_holds_what_the_books_say(
     monkeypatch.setattr(model_engine, "n_cells", 120)
     monkeypatch.setattr(model_engine, "n_slots", 6)
     rng = random.Random(8)
-    served = Served(model_engine, max_batch=256, prefill_chunk=32, prefill_chunk_busy=8, max_running=4, idle_cells=60)
+    served = Served(model_engine, step_tokens=256, prefill_chunk=32, prefill_chunk_busy=8, max_running=4, idle_cells=60)
     scheduler = served.stepper.scheduler
     stems = [vocabulary.encode(text, special=False)[:30] for text in (COUNT, ABC, FOX)]
     for act in range(120):
@@ -418,7 +419,7 @@ def test_llama_cpp_holds_what_the_books_say(
         for slot in range(6):
             if slot in computed:
                 assert held(model_engine, slot) == computed[slot]
-            elif slot not in scheduler._idle:
+            elif slot not in scheduler.residency.idle:
                 assert held(model_engine, slot) == 0
     for rid in scheduler.rids():
         scheduler.pause(rid, False)
@@ -433,7 +434,7 @@ def test_seeds_repeat_and_differ(model_engine: LlamaEngine, vocabulary: Vocabula
     sampling = Sampling(temperature=1.0, top_p=0.95, seed=123)
     texts = []
     for _ in range(2):
-        served = Served(model_engine, max_batch=256)
+        served = Served(model_engine, step_tokens=256)
         served.submit(1, ids, 8, n=3, sampling=sampling)
         served.run()
         served.leave()
@@ -444,7 +445,7 @@ def test_seeds_repeat_and_differ(model_engine: LlamaEngine, vocabulary: Vocabula
 
 def test_an_end_token_ends_the_answer(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
     turn = "<|im_start|>user\nWhat is the capital of France? One word.<|im_end|>\n<|im_start|>assistant\n"
-    served = Served(model_engine, max_batch=256)
+    served = Served(model_engine, step_tokens=256)
     served.submit(1, vocabulary.encode(turn, special=True), 40)
     served.run()
     assert served.transcript.ends[1, 0].reason == "stop"
@@ -459,8 +460,8 @@ def test_an_end_token_ends_the_answer(model_engine: LlamaEngine, vocabulary: Voc
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
-        ({"slots": 0}, ["engine.slots", "0", "256"]),
-        ({"slots": 257}, ["engine.slots", "257", "256"]),
+        ({"slots": 0}, ["engine.slots", "0", "255"]),
+        ({"slots": 256}, ["engine.slots", "256", "255"]),
         ({"cells": -1}, ["engine.cells", "-1"]),
     ],
 )

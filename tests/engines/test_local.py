@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.admission import Bounds
 from headrace.core.errors import EngineUnavailable, Overloaded, StartupError
 from headrace.core.events import Delta, Event, Failed, Finished
 from headrace.core.plan import Chunk, StepResult
@@ -170,7 +171,7 @@ def test_a_full_queue_refuses() -> None:
     blocked = Blocked()
 
     async def main() -> None:
-        async with serving(lambda: blocked, max_waiting=0) as engine:
+        async with serving(lambda: blocked, bounds=Bounds(max_waiting=0)) as engine:
             with pytest.raises(Overloaded):
                 engine.submit(Generation(1, [1], 1), lambda event: None)
             assert repr(engine) == "<LocalEngine [ready, <Streams [0 live, 0 waiting]>]>"

@@ -13,7 +13,7 @@ from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats, StepAborted
-from headrace.engines.stepper import Stepper
+from headrace.engines.stepper import LOOK_UP_EVERY, Stepper
 from headrace.testing import ManualClock, ScriptedEngine
 from rig import GREEDY, Transcript
 
@@ -108,6 +108,8 @@ def test_it_serves_and_reports() -> None:
             cached_tokens=0,
             completion_tokens=3,
             preemptions=0,
+            cells_width=7,
+            slots_cached=1,
         )
 
 
@@ -422,6 +424,28 @@ def test_commands_from_many_threads_lose_nothing() -> None:
                 assert transcript.text(rid, index) == "abcde"[: generation.max_tokens]
 
 
+def test_fragmentation_is_looked_up_when_there_is_nothing_to_do() -> None:
+    with running(ScriptedEngine([[b"a"]] * 300, cells=1000, slots=8)) as desk:
+        layout = desk.stepper._pool.layout
+        desk.stepper.submit(Generation(1, prompt(100, 1), 2, cache=False))
+        desk.stepper.submit(Generation(2, prompt(200, 2), 9))
+        desk.until(lambda d: d.ended(1, 2)(d) and d.stats.running == 0 and d.stats.fragmentation > 0)
+        assert desk.stats.steps < LOOK_UP_EVERY
+        assert desk.stats.fragmentation == layout.fragmentation
+
+
+def test_fragmentation_is_looked_up_now_and_then_while_there_is_work() -> None:
+    stepper = Stepper(ScriptedEngine([[b"a"]] * 300, slots=8), Limits(), ManualClock(), lambda *_: None)
+    stepper.scheduler.submit(Generation(1, prompt(100, 1), 2, cache=False), 0.0)
+    stepper.scheduler.submit(Generation(2, prompt(200, 2), LOOK_UP_EVERY + 1), 0.0)
+    seen = set()
+    while plan := stepper.scheduler.plan(0.0):
+        stepper.step(plan)
+        if stepper.stats().fragmentation > 0:
+            seen.add(stepper.stats().steps)
+    assert min(seen) == LOOK_UP_EVERY
+
+
 # --- when steps do not work out; by hand, without threads
 
 
@@ -470,6 +494,12 @@ class Scene:
         assert stats.slots_free == self.engine.n_slots - len(held)
         distinct = {tuple(tokens[: i + 1]) for tokens in held for i in range(len(tokens))}
         assert len(distinct) <= stats.cells_cached <= sum(map(len, held))
+        layout = self.stepper._pool.layout
+        for slot in range(self.engine.n_slots):
+            assert len(layout.of(slot)) == len(self.engine.slots.get(slot, []))
+        assert layout.used == stats.cells_cached
+        assert (stats.cells_shared, stats.cells_width) == (layout.shared, layout.width)
+        assert (stats.slots_running, stats.slots_cached) == (0, len(held))
 
 
 FULL = {(1, 0): 20, (1, 1): 20, (2, 0): 20, (3, 0): 30}

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.core.admission import Backlog, Bounds
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
 from headrace.core.request import Generation
+from headrace.engines.base import EngineStats
 from headrace.engines.streams import Streams
+from headrace.testing import ManualClock
 
 
 class Sink(list[Event]):
@@ -15,6 +18,10 @@ class Sink(list[Event]):
         self.append(event)
 
 
+def streams_of(max_waiting: int) -> Streams:
+    return Streams(Backlog(Bounds(max_waiting)), ManualClock())
+
+
 def opened(streams: Streams, rid: int, n: int = 1) -> Sink:
     sink = Sink()
     streams.open(Generation(rid, [1], 1, n), sink)
@@ -22,7 +29,7 @@ def opened(streams: Streams, rid: int, n: int = 1) -> Sink:
 
 
 def test_events_go_to_their_own_sink_in_order() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     a, b = opened(streams, 1), opened(streams, 2)
     events: list[Event] = [Admitted(1, 0, 0), Admitted(2, 0, 0), Delta(2, 0, "x", 1), Delta(1, 0, "y", 1)]
     streams.deliver(events)
@@ -31,7 +38,7 @@ def test_events_go_to_their_own_sink_in_order() -> None:
 
 
 def test_the_last_choice_s_end_ends_the_generation() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     sink = opened(streams, 1, n=2)
     streams.deliver([Admitted(1, 0, 0), Finished(1, 0, "stop", 1)])
     assert 1 in streams
@@ -43,7 +50,7 @@ def test_the_last_choice_s_end_ends_the_generation() -> None:
 
 
 def test_a_failure_ends_all_choices() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     sink = opened(streams, 1, n=3)
     streams.deliver([Admitted(1, 0, 0), Failed(1, "c", "m"), Delta(1, 0, "late", 1), Failed(1, "c", "m")])
     assert sink == [Admitted(1, 0, 0), Failed(1, "c", "m")]
@@ -51,7 +58,7 @@ def test_a_failure_ends_all_choices() -> None:
 
 
 def test_nothing_comes_after_a_close() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     sink = opened(streams, 1)
     assert streams.close(1)
     assert not streams.close(1)
@@ -60,7 +67,7 @@ def test_nothing_comes_after_a_close() -> None:
 
 
 def test_a_sink_may_close_its_stream_and_open_another() -> None:
-    streams = Streams(1)
+    streams = streams_of(1)
     other = Sink()
 
     def sink(event: Event) -> None:
@@ -74,7 +81,7 @@ def test_a_sink_may_close_its_stream_and_open_another() -> None:
 
 
 def test_a_stream_is_over_when_its_sink_hears_of_the_end() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     live: list[bool] = []
     streams.open(Generation(1, [1], 1), lambda event: live.append(1 in streams))
     streams.deliver([Admitted(1, 0, 0), Finished(1, 0, "stop", 1)])
@@ -82,7 +89,7 @@ def test_a_stream_is_over_when_its_sink_hears_of_the_end() -> None:
 
 
 def test_waiting_counts_generations_that_no_step_has_worked_on() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     for rid in range(5):
         opened(streams, rid, n=2)
     assert streams.waiting == 5
@@ -98,7 +105,7 @@ def test_waiting_counts_generations_that_no_step_has_worked_on() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    streams = Streams(2)
+    streams = streams_of(2)
     opened(streams, 1)
     opened(streams, 2)
     with pytest.raises(Overloaded) as caught:
@@ -113,7 +120,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 def test_fail_all_tells_each_once() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     sinks = [opened(streams, rid, n=2) for rid in range(3)]
     streams.deliver([Finished(1, 0, "stop", 1)])
     streams.fail_all("code", "message")
@@ -123,8 +130,39 @@ def test_fail_all_tells_each_once() -> None:
 
 
 def test_it_says_how_many() -> None:
-    streams = Streams(10)
+    streams = streams_of(10)
     opened(streams, 1)
     opened(streams, 2)
     streams.deliver([Admitted(2, 0, 0)])
     assert repr(streams) == "<Streams [2 live, 1 waiting]>"
+
+
+def test_who_would_be_late_is_refused_by_the_engine_s_figures() -> None:
+    clock = ManualClock()
+    streams = Streams(Backlog(Bounds()), clock)
+    sink = Sink()
+    streams.open(Generation(1, [1] * 1000, 1, deadline=0.5), sink)
+    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=1000))
+    with pytest.raises(Overloaded, match=r"4\.0 s.*3 s") as caught:
+        streams.open(Generation(2, [1] * 1000, 1, deadline=3.0), sink)
+    assert (caught.value.reason, caught.value.retry_after) == ("deadline", 1)
+    assert 2 not in streams
+    streams.deliver([Admitted(1, 0, 0)])
+    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=400))
+    streams.open(Generation(2, [1] * 1000, 1, deadline=3.0), sink)
+    streams.close(1)
+    streams.close(2)
+    streams.open(Generation(3, [1] * 1000, 1, deadline=2.0), sink)
+
+
+def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
+    clock = ManualClock()
+    streams = Streams(Backlog(Bounds()), clock)
+    streams.learn(EngineStats(prefill_s=0.001))
+    streams.open(Generation(1, [1] * 3000, 1), Sink())
+    short = Generation(2, [1] * 500, 1, deadline=1.0)
+    streams.open(short, Sink())
+    streams.close(2)
+    clock.advance(10.5)
+    with pytest.raises(Overloaded):
+        streams.open(short, Sink())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.admission import Bounds
 from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable, Overloaded, StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
@@ -201,7 +202,7 @@ async def until_stats(engine: Watched, true: Callable[[EngineStats], bool]) -> N
 
 def test_a_full_queue_refuses() -> None:
     async def main() -> None:
-        async with serving(scripted(prefill_s=3600.0), max_waiting=2) as engine:
+        async with serving(scripted(prefill_s=3600.0), bounds=Bounds(max_waiting=2)) as engine:
             for rid in (1, 2):
                 engine.submit(Generation(rid, [1, 2], 1), ignore)
             with pytest.raises(Overloaded):

@@ -68,6 +68,24 @@ def test_slots_run_out() -> None:
         pool.take()
 
 
+def test_slots_by_kind() -> None:
+    pool = Pool(cells=100, slots=4)
+    a, b = pool.take(), pool.take()
+    pool.take()
+    pool.extend(a, 3)
+    pool.retire(a)
+    assert (pool.slots_running, pool.slots_idle, pool.slots_free) == (2, 1, 1)
+    pool.release(a)
+    pool.release(b)
+    assert (pool.slots_running, pool.slots_idle, pool.slots_free) == (1, 0, 3)
+
+
+def test_its_width_is_that_of_the_layout() -> None:
+    pool = Pool(cells=100, slots=4)
+    pool.layout.place([(0, 12)])
+    assert pool.width == 12
+
+
 def test_it_says_how_full_it_is() -> None:
     pool = Pool(cells=100, slots=3)
     pool.extend(pool.take(), 30)

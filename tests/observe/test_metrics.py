@@ -16,7 +16,7 @@ class Engine:
 
     ready = True
 
-    def __init__(self, **stats: int) -> None:
+    def __init__(self, **stats: Any) -> None:
         self.stats = EngineStats(**stats)
 
 
@@ -104,6 +104,15 @@ def test_engines_are_read_at_the_scrape() -> None:
     assert values["headrace_engine_ready", "m"] == 0
 
 
+def test_the_health_of_the_kv_pool() -> None:
+    health = {"cells_shared": 7, "cells_width": 90, "fragmentation": 0.25}
+    values = samples(metrics(m=Engine(**health, slots_running=3, slots_cached=2, slots_pinned=1, slots_free=10)))
+    for name, value in health.items():
+        assert values[f"headrace_kv_{name}", "m"] == value
+    kinds = ("running", "cached", "pinned", "free")
+    assert [values[f"headrace_kv_slots_{kind}", "m"] for kind in kinds] == [3, 2, 1, 10]
+
+
 def test_lag_and_open_streams() -> None:
     one = metrics()
     one.lag(0.02)
@@ -133,3 +142,24 @@ def test_two_servers_do_not_meet() -> None:
 def test_label_values_are_escaped() -> None:
     one = metrics(**{'a"b\\c\n': Engine(running=1)})
     assert samples(one)["headrace_requests_running", 'a"b\\c\n'] == 1
+
+
+def test_refusals_are_counted_by_model_and_reason() -> None:
+    one = metrics(m=Engine())
+    assert samples(one)["headrace_refused_total", "m", "deadline"] == 0, "a rate needs its zero"
+    for reason in ("deadline", "deadline", "queue_full"):
+        refused = record(outcome="rejected")
+        refused.model, refused.reason = "m", reason
+        one.request(refused)
+    one.request(record(outcome="rejected"))
+    values = {name[1:]: value for name, value in samples(one).items() if name[0] == "headrace_refused_total"}
+    assert values == {
+        ("m", "deadline"): 2,
+        ("m", "queue_full"): 1,
+        ("m", "queue_timeout"): 0,
+        ("m", "queue_tokens"): 0,
+    }
+
+
+def test_the_backlog_is_read_at_the_scrape() -> None:
+    assert samples(metrics(m=Engine(backlog_tokens=700)))["headrace_backlog_tokens", "m"] == 700

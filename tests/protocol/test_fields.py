@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.request import Decay
 from headrace.protocol import fields
 from headrace.protocol.fields import Field
 
@@ -26,6 +27,13 @@ ACCEPTED: list[tuple[Any, Any, Any]] = [
     (fields.stop_strings, "zz", ("zz",)),
     (fields.stop_strings, [], ()),
     (fields.stop_strings, ["a", "b", "c", "d"], ("a", "b", "c", "d")),
+    (fields.share, 1, 1.0),
+    (fields.share, 5e-324, 5e-324),
+    (fields.one_of({"a": 1, "b": 2}), "b", 2),
+    (fields.decay, {}, Decay(10, 0.95, 0.4)),
+    (fields.decay, {"every": None, "factor": None, "floor": None}, Decay(10, 0.95, 0.4)),
+    (fields.decay, {"every": 1, "factor": 1, "floor": 0}, Decay(1, 1.0, 0.0)),
+    (fields.decay, {"every": 10_000.0, "floor": 2}, Decay(10_000, 0.95, 2.0)),
     (fields.logit_bias(10), {}, ()),
     (fields.logit_bias(10), {"5": -100, "9": 100, "0": 0.5}, ((5, -100.0), (9, 100.0), (0, 0.5))),
     (fields.logit_bias(10), {"5": 1, "05": 2}, ((5, 2.0),)),
@@ -54,6 +62,20 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (fields.above_zero, -1.5, "it must be a number above 0; got -1.5"),
     (fields.above_zero, float("inf"), "it must be a number above 0; got inf"),
     (fields.above_zero, 10**400, "it must be a number above 0; got a number of 401 digits"),
+    (fields.share, 0, "it must be a number above 0 and at most 1; got 0"),
+    (fields.share, -0.0, "it must be a number above 0 and at most 1; got -0.0"),
+    (fields.share, 1.0001, "it must be a number above 0 and at most 1; got 1.0001"),
+    (fields.share, float("nan"), "it must be a number above 0 and at most 1; got nan"),
+    (fields.share, True, "it must be a number above 0 and at most 1; got true"),
+    (fields.share, "0.5", "it must be a number above 0 and at most 1; got a string"),
+    (fields.one_of({"a": 1, "b": 2}), "c", 'it must be "a" or "b"; got a string'),
+    (fields.one_of({"a": 1, "b": 2}), "A", 'it must be "a" or "b"; got a string'),
+    (fields.one_of({"a": 1, "b": 2}), 1, 'it must be "a" or "b"; got 1'),
+    (fields.one_of({"a": 1, "b": 2}), ["a"], 'it must be "a" or "b"; got a list of 1'),
+    (fields.decay, [], "it must be an object; got an empty list"),
+    (fields.decay, True, "it must be an object; got true"),
+    (fields.decay, {"evry": 3}, "it may hold every, factor and floor; got 1 other field"),
+    (fields.decay, {"every": 3, "secret": None, "": 1}, "it may hold every, factor and floor; got 2 other fields"),
     (fields.integer(1, 16), 0, "it must be an integer from 1 to 16; got 0"),
     (fields.integer(1, 16), 1.5, "it must be an integer from 1 to 16; got 1.5"),
     (fields.integer(1, 16), "10", "it must be an integer from 1 to 16; got a string"),
@@ -111,6 +133,21 @@ def test_a_nested_row_reads_the_last_part_of_its_name_and_is_refused_with_the_wh
     with pytest.raises(InvalidRequest) as refused:
         row.read({"timings": 1})
     assert refused.value.param == "headrace.timings"
+
+
+WRONG_PARTS: dict[str, list[Any]] = {
+    "every": [0, -1, 10_001, 1.5, "10", True, [], float("nan"), 10**30],
+    "factor": [0, -0.5, 1.01, "1", False, {}, float("nan"), float("inf"), 10**400],
+    "floor": [-0.1, 2.01, "0", True, [], float("nan"), float("-inf")],
+}
+
+
+@pytest.mark.parametrize(("part", "value"), [(part, value) for part, values in WRONG_PARTS.items() for value in values])
+def test_a_wrong_part_of_a_decay_is_named_with_its_path(part: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        fields.decay("headrace.temperature_decay", {part: value})
+    assert refused.value.param == f"headrace.temperature_decay.{part}"
+    assert refused.value.message.startswith(f"headrace.temperature_decay.{part} must be ")
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5, 6, 7, 500, 100_000])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.request import ChatRequest, CompletionRequest, Message, Options, Sampling
+from headrace.core.request import BATCH, INTERACTIVE, ChatRequest, CompletionRequest, Decay, Message, Options, Sampling
 from headrace.protocol import openai
 from headrace.protocol.openai import model_of, parse_chat, parse_completion, read
 
@@ -156,7 +156,14 @@ def test_values_reach_the_engine_unchanged(of: Any) -> None:
         frequency_penalty=2,
         logit_bias={"5": -100},
         seed=123,
-        headrace={"timings": True, "cache": False, "later": 1},
+        headrace={
+            "timings": True,
+            "cache": False,
+            "priority": "batch",
+            "ttft_deadline_ms": 800,
+            "temperature_decay": {"every": 7, "factor": 0.5, "floor": 0.1},
+            "later": 1,
+        },
     ).options
     assert options == Options(
         max_tokens=9,
@@ -166,6 +173,8 @@ def test_values_reach_the_engine_unchanged(of: Any) -> None:
         include_usage=True,
         timings=True,
         cache=False,
+        priority=BATCH,
+        deadline=0.8,
         sampling=Sampling(
             temperature=0.0,
             top_p=1e-9,
@@ -176,6 +185,7 @@ def test_values_reach_the_engine_unchanged(of: Any) -> None:
             frequency_penalty=2.0,
             logit_bias=((5, -100.0),),
             seed=123,
+            decay=Decay(7, 0.5, 0.1),
         ),
     )
 
@@ -236,6 +246,45 @@ def test_refusals_of_inner_fields(of: Any) -> None:
     assert refusal(of, stream=True, stream_options={"include_usage": "yes"}).param == "stream_options.include_usage"
 
 
+OURS_REFUSED: dict[str, list[Any]] = {
+    "priority": ["", "Batch", "high", 0, 1, True, [], ["batch"], {}],
+    "ttft_deadline_ms": [0, 0.99, -1, 600_000.5, 10**400, "800", True, [], {}],
+    "temperature_decay": [0, 0.95, True, "on", [], [10, 0.95, 0.4], {"temperature": 1}, {"every": 1, "Factor": 0.5}],
+}
+
+
+@pytest.mark.parametrize("of", [chat, completion])
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in OURS_REFUSED.items() for value in values]
+)
+def test_refusals_of_our_own_fields(of: Any, field: str, value: Any) -> None:
+    error = refusal(of, headrace={field: value})
+    assert error.param == f"headrace.{field}"
+    assert error.message.startswith(f"headrace.{field} ")
+
+
+@pytest.mark.parametrize("of", [chat, completion])
+def test_our_own_fields(of: Any) -> None:
+    def options(**ours: Any) -> Options:
+        return of(headrace=ours).options  # type: ignore[no-any-return]
+
+    assert (options().priority, options().deadline, options().sampling.decay) == (INTERACTIVE, None, None)
+    assert options(priority="interactive").priority == INTERACTIVE
+    assert options(priority="batch").priority == BATCH
+    assert [options(ttft_deadline_ms=ms).deadline for ms in (1, 2.5, 600_000)] == [0.001, 0.0025, 600.0]
+    assert options(temperature_decay={}).sampling.decay == Decay(10, 0.95, 0.4)
+    assert options(temperature_decay={"floor": 0, "every": None}).sampling.decay == Decay(10, 0.95, 0.0)
+    error = refusal(of, headrace={"temperature_decay": {"factor": 1.5}})
+    assert error.param == "headrace.temperature_decay.factor"
+    assert error.message == "headrace.temperature_decay.factor must be a number above 0 and at most 1; got 1.5"
+
+
+def test_numbers_that_json_has_not_are_refused_in_our_own_fields_too() -> None:
+    for ours in ('{"ttft_deadline_ms": NaN}', '{"temperature_decay": {"factor": Infinity}}'):
+        with pytest.raises(InvalidRequest):
+            read(b'{"model":"m","prompt":"hi","headrace":' + ours.encode() + b"}")
+
+
 def test_a_refusal_names_both_numbers() -> None:
     assert refusal(chat, temperature=2.01).message == "temperature must be a number from 0 to 2; got 2.01"
     assert refusal(chat, n=0).message == "n must be an integer from 1 to 16; got 0"
@@ -257,7 +306,9 @@ def test_null_is_absence() -> None:
     for field in COMPLETION_NULLABLE:
         assert completion(**{field: None}) == completion()
     assert completion(**dict.fromkeys(COMPLETION_NULLABLE)) == completion()
-    assert chat(headrace={"timings": None, "cache": None}) == chat()
+    for field in ("timings", "cache", "priority", "ttft_deadline_ms", "temperature_decay"):
+        assert chat(headrace={field: None}) == chat()
+        assert completion(headrace={field: None}) == completion()
     assert refusal(chat, messages=None).param == "messages"
     assert refusal(completion, prompt=None).param == "prompt"
 

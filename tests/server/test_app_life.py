@@ -199,6 +199,7 @@ async def test_a_request_that_waits_too_long_is_refused_before_anything_is_sent(
         await call.task
         assert call.status == 503
         assert envelope(call)["code"] == "overloaded"
+        assert b'reason="queue_timeout"} 1.0' in app.metrics.render()
         assert int(call.headers["retry-after"]) >= 1
         assert engine.cancelled == [engine.rid]
     assert len(app.ticker) == 0

@@ -110,6 +110,14 @@ async def test_an_error_is_answered_with_its_envelope(
 
 
 @on_loop
+async def test_why_the_queue_refused_is_remembered() -> None:
+    for error in (Overloaded("m", reason="deadline"), Overloaded("m"), Draining("m")):
+        one = exchange(Wire())
+        await one.refuse(error)
+        assert one.record.reason == getattr(error, "reason", None)
+
+
+@on_loop
 async def test_a_body_that_is_too_large_is_answered_before_the_rest_is_let_go() -> None:
     more = {"type": "http.request", "body": b"x", "more_body": True}
     wire = Wire(more, more, {"type": "http.request", "body": b"x", "more_body": False})

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from headrace.core.errors import ContextExceeded, InvalidRequest
-from headrace.core.request import ChatRequest, CompletionRequest, Message, Options
+from headrace.core.request import (
+    BATCH,
+    INTERACTIVE,
+    ChatRequest,
+    CompletionRequest,
+    Decay,
+    Message,
+    Options,
+    Sampling,
+)
 from headrace.server.model import LONG_TEXT, ServedModel
 from server.asgi_driver import on_loop
 from server.hand_engine import CONTROL, INFO, HandEngine, model
@@ -37,6 +46,17 @@ async def test_a_chat_is_rendered_and_becomes_one_generation() -> None:
     (generation,) = job.generations
     assert (generation.rid, generation.prompt, generation.max_tokens) == (8, HI, 5)
     assert (generation.n, generation.stop, generation.cache) == (3, ("x",), False)
+
+
+@on_loop
+async def test_priority_and_deadline_reach_every_generation() -> None:
+    plain = await served().chat(chat("hi"), itertools.count())
+    assert [(g.priority, g.deadline) for g in plain.generations] == [(INTERACTIVE, None)]
+    asked = await served().completion(complete("ab", "cd", priority=BATCH, deadline=0.8), itertools.count())
+    assert [(g.priority, g.deadline) for g in asked.generations] == [(BATCH, 0.8)] * 2
+    sampling = Sampling(decay=Decay(10, 0.95, 0.4))
+    falling = await served().chat(chat("hi", sampling=sampling), itertools.count())
+    assert falling.generations[0].sampling == sampling
 
 
 @on_loop

@@ -14,6 +14,7 @@ import click
 
 from headrace import __version__
 from headrace.core.errors import StartupError
+from headrace.settings import Config
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,6 +62,74 @@ def pull(name: str) -> int:
     from headrace.cli import pull as verb
 
     return verb.run(name)
+
+
+@headrace.group()
+@click.option("--model", help="The model whose tokens are counted (model.path).")
+@click.option("--file", "templates", help="TOML file of templates (templates.file).")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.pass_context
+def templates(context: click.Context, model: str | None, templates: str | None, file: Path | None) -> None:
+    """Prompts that are kept warm: whose beginning is computed once, at the start."""
+    from headrace.config import load
+
+    named = {"model.path": model, "templates.file": templates}
+    context.obj = load(file=file, flags={name: value for name, value in named.items() if value is not None})
+
+
+@templates.command("list")
+@click.pass_obj
+def templates_list(config: Config) -> int:
+    """Say of each template how many tokens are reused, and warn."""
+    from headrace.cli import templates as verb
+
+    return verb.show(config)
+
+
+@templates.command("add")
+@click.argument("name")
+@click.option("--system", help="The system message; {name} is a variable, {{ and }} are braces.")
+@click.option("--system-file", type=click.Path(path_type=Path), help="The file that holds it.")
+@click.option("--user", help="The user's message, if it follows a template too.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="The file that holds it.")
+@click.option("--literal", is_flag=True, help="There are no variables: every brace is a brace.")
+@click.pass_obj
+def templates_add(
+    config: Config,
+    name: str,
+    system: str | None,
+    system_file: Path | None,
+    user: str | None,
+    user_file: Path | None,
+    literal: bool,
+) -> int:
+    """Add a template to the file; what else is in it stays as it is."""
+    from headrace.cli import templates as verb
+
+    text = verb.given("system", system, system_file)
+    if text is None:
+        raise click.UsageError("give --system TEXT or --system-file FILE")
+    return verb.add(config, name, system=text, user=verb.given("user", user, user_file), literal=literal)
+
+
+@templates.command("rm")
+@click.argument("name")
+@click.pass_obj
+def templates_rm(config: Config, name: str) -> int:
+    """Remove a template from the file; what else is in it stays as it is."""
+    from headrace.cli import templates as verb
+
+    return verb.rm(config, name)
+
+
+@templates.command("explain")
+@click.argument("name")
+@click.pass_obj
+def templates_explain(config: Config, name: str) -> int:
+    """Say which part of a template is reused, which is not, and why."""
+    from headrace.cli import templates as verb
+
+    return verb.explain_one(config, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

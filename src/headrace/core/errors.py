@@ -22,6 +22,12 @@ A message is shown to the user as it is: one line, no path of ours, no traceback
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+Reason = Literal["queue_full", "queue_tokens", "deadline", "queue_timeout"]
+"""Why a request was refused although nothing is wrong with it."""
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
 
 class HeadraceError(Exception):
     """Base of all; never raised itself. `message` is one line for the user."""
@@ -106,9 +112,20 @@ class ServiceError(HeadraceError):
 
 
 class Overloaded(ServiceError):
-    """The queue is full, or waiting took too long."""
+    """The queue is full, the deadline cannot be met, or waiting took too long."""
 
     code = "overloaded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+        self.reason = reason
 
 
 class EngineUnavailable(ServiceError):

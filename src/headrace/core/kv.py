@@ -1,8 +1,19 @@
-"""What the scheduler must know of KV memory: two ports, which `kv/` fills."""
+"""What the scheduler must know of KV memory: two ports, which `kv/` fills, and what shall stay in it."""
 
 from __future__ import annotations
 
 from typing import Protocol
+
+import msgspec
+
+
+class Pin(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix that is kept warm."""
+
+    name: str
+    """The template's, for people; two pins never share one."""
+    tokens: tuple[int, ...]
+    """At least one; the same in every prompt that is made from the template."""
 
 
 class PrefixIndex(Protocol):
@@ -26,6 +37,11 @@ class CellPool(Protocol):
     def free(self) -> int: ...
     @property
     def idle(self) -> int: ...
+    @property
+    def width(self) -> int:
+        """Cells that every step looks at: up to the highest one in use."""
+        ...
+
     @property
     def slots_free(self) -> int: ...
     def take(self) -> int: ...

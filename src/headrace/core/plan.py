@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from headrace.core.costmodel import Work
 from headrace.core.events import TokenLogprob
 from headrace.core.request import Sampling
+from headrace.core.sequence import Sequence as Choice
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -99,3 +101,41 @@ class Trim:
 
 
 KvOp = Copy | Trim
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting sequence starts with the first `shared` tokens of slot `source`."""
+
+    sequence: Choice
+    source: int | None
+    shared: int
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """A sequence's part of a step: its next `count` tokens."""
+
+    sequence: Choice
+    count: int
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """One step. `shares` in batch order: decodes, then prompts; none when it only sends a sequence back."""
+
+    shares: tuple[Share, ...]
+    admissions: tuple[Admission, ...] = ()
+    preempted: tuple[Choice, ...] = ()
+    work: Work | None = None
+    """None: the cost model is not to learn from it."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(share.count for share in self.shares)
+
+    def by_generation(self) -> dict[int, int]:
+        """rid → tokens of the step that are computed for it."""
+        found: dict[int, int] = {}
+        for share in self.shares:
+            rid = share.sequence.generation.rid
+            found[rid] = found.get(rid, 0) + share.count
+        return found

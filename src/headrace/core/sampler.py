@@ -2,14 +2,29 @@
 
 Order: penalties and bias change the logits; temperature scales them; top_k, top_p and min_p, in this order, each
 narrow the distribution that the one before left; then one draw. temperature 0, top_k 1, top_p 0 and min_p 1 all mean
-the likeliest token (ties: the lowest id).
+the likeliest token (ties: the lowest id). The temperature may fall along the answer (`Decay`); it depends on the
+token's place there and on nothing else.
 
-The random number is a function of (seed, position): a stream that is replayed from the middle draws what it drew
-before.
+top_p needs no sort either, since it need not be known which tokens it leaves, only whether one of them was drawn:
+
+    likeliest ─────────────▶ least likely
+    ├── kept by top_p ──┼───── not kept ─────┤
+                        :         ▲ drawn: not kept, so nothing from here on is
+    ├───────────────────:────────┤ draw again among these only
+                  ▲ drawn: kept, so it is the token
+
+Each draw is proportional to the weights of a set that holds all that is kept; so is, then, the first that is kept (the
+idea of FlashInfer's sorting-free sampling kernels, 2025). With all of a vocabulary alike it takes 1 + ln(1 / top_p)
+draws on average, otherwise fewer.
+
+The random numbers are functions of (seed, position, attempt): a stream that is replayed from the middle draws what it
+drew before. Tokens lie along the unit interval in the order of their ids, not of their weights: two that are almost
+equally likely do not change places because of a logit's last bit.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -21,43 +36,78 @@ from headrace.core.plan import Draw, Drawn
 from headrace.core.request import Sampling
 
 Logits = NDArray[np.float32]
+Ids = NDArray[np.int64]
 
 FLOOR = -9999.0
 """Stands for log(0) on the wire: JSON has no minus infinity."""
 
+BLOCK = 256
+"""Tokens whose weights are summed before the sums are searched. A running sum over a whole vocabulary costs ten times
+as much as these."""
+FEW = 8
+"""Fewer than one in so many left: they are moved together."""
+
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform(seed: int, position: int, attempt: int = 0) -> float:
     """A number in [0, 1) that depends on nothing else.
 
     SplitMix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) over the
-    seed's stream advanced by `position`; its top 53 bits.
+    seed's stream advanced by `position`; its top 53 bits. Attempt k goes on from there: the k-th number of a generator
+    that starts in this state.
     """
-    z = (seed * 0xD1342543DE82EF95 + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    z ^= z >> 31
+    z = _mixed((seed * 0xD1342543DE82EF95 + (position + 1) * _GOLDEN) & _MASK)
+    for _ in range(attempt):
+        z = _mixed((z + _GOLDEN) & _MASK)
     return (z >> 11) * 2.0**-53
 
 
-def draw(logits: Logits, want: Draw, piece: Callable[[int], bytes]) -> Drawn:
-    """Draw one token from a row of logits (n_vocab,), which is not changed."""
-    sampling = want.sampling
+def _mixed(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+class Scratch:
+    """Room for the draws of one thread. Fresh memory of this size costs as much as the arithmetic that fills it."""
+
+    __slots__ = ("mask", "spare", "weights")
+
+    def __init__(self, n_vocab: int) -> None:
+        self.weights = np.empty(n_vocab, dtype=np.float32)
+        self.spare = np.empty(n_vocab, dtype=np.float32)
+        self.mask = np.empty(n_vocab, dtype=np.bool_)
+
+
+def draw(logits: Logits, want: Draw, piece: Callable[[int], bytes], scratch: Scratch | None = None) -> Drawn:
+    """Draw one token from a row of logits (n_vocab,), which is not changed. `scratch`: one of n_vocab, to be reused."""
+    sampling, answered = want.sampling, want.position - want.prompt
     shaped = _shape(logits, want)
-    if is_greedy(sampling):
+    if is_greedy(sampling, answered):
         token = int(shaped.argmax())
     else:
-        token = _sample(shaped, sampling, uniform(want.seed, want.position))
+        token = _sample(shaped, want, temperature_at(sampling, answered), scratch or Scratch(len(logits)))
     if sampling.logprobs is None:
         return Drawn((token,))
     return Drawn((token,), (logprob(logits, token, sampling.logprobs, piece),))
 
 
-def is_greedy(sampling: Sampling) -> bool:
-    """Does this sampling always take the likeliest token?"""
+def temperature_at(sampling: Sampling, answered: int) -> float:
+    """The temperature of token number `answered` (from 0) of the answer. It never rises along an answer."""
+    decay = sampling.decay
+    if decay is None:
+        return sampling.temperature
+    fallen = sampling.temperature * decay.factor ** (answered // decay.every)
+    return min(sampling.temperature, max(decay.floor, fallen))
+
+
+def is_greedy(sampling: Sampling, answered: int = 0) -> bool:
+    """Is the likeliest token taken, at token number `answered` of the answer and at all later ones?"""
     # Below 1e-5 the scaled logits leave float32; nothing but the likeliest token has any weight there.
-    return sampling.temperature < 1e-5 or sampling.top_k == 1 or sampling.top_p == 0 or sampling.min_p == 1
+    cold = temperature_at(sampling, answered) < 1e-5
+    return cold or sampling.top_k == 1 or sampling.top_p == 0 or sampling.min_p == 1
 
 
 def _shape(logits: Logits, want: Draw) -> Logits:
@@ -85,46 +135,113 @@ def _shape(logits: Logits, want: Draw) -> Logits:
     return out
 
 
-def _sample(logits: Logits, s: Sampling, u: float) -> int:
+def _sample(logits: Logits, want: Draw, temperature: float, scratch: Scratch) -> int:
     """One draw with temperature > 0."""
-    weights = np.exp((logits - logits.max()) * np.float32(1.0 / s.temperature))
-    if s.top_k == 0 and s.top_p >= 1.0 and s.min_p == 0.0:
-        heap = np.cumsum(weights, dtype=np.float64)
-        return int(np.searchsorted(heap, u * heap[-1], side="right"))
-    ids, kept = _narrow(weights, s)
-    heap = np.cumsum(kept, dtype=np.float64)
-    return int(ids[min(int(np.searchsorted(heap, u * heap[-1], side="right")), len(ids) - 1)])
-
-
-def _narrow(weights: Logits, s: Sampling) -> tuple[NDArray[np.int64], Logits]:
-    """The tokens that top_k, top_p and min_p leave, likeliest first, with their weights.
-
-    Only candidates above a threshold are sorted. The threshold falls until those above it are enough for top_k, hold
-    the mass that top_p asks for, or everything is above it: the result is that of a full sort.
-    """
-    total = float(weights.sum(dtype=np.float64))
-    k = s.top_k if 0 < s.top_k < len(weights) else len(weights)
-    threshold = 1e-2  # weights are relative to the likeliest token's, which is 1
-    while True:
-        ids = np.flatnonzero(weights >= threshold)
-        if threshold == 0.0 or len(ids) >= k:
-            break
-        if s.top_p < 1.0 and k == len(weights) and float(weights[ids].sum(dtype=np.float64)) >= s.top_p * total:
-            break
-        if s.top_p >= 1.0 and k == len(weights) and threshold <= s.min_p:
-            break
-        threshold = threshold / 16 if threshold > 1e-9 else 0.0
-    ids = ids[np.argsort(-weights[ids], kind="stable")][:k]
-    kept = weights[ids]
-    if s.top_p < 1.0:
-        mass = np.cumsum(kept, dtype=np.float64)
-        of = float(mass[-1]) if k < len(weights) else total
-        n = int(np.searchsorted(mass, s.top_p * of, side="left")) + 1
-        ids, kept = ids[:n], kept[:n]
+    s = want.sampling
+    peak = logits.max()
+    if not np.isfinite(peak):
+        return int(logits.argmax())  # a broken row, NaN or nothing possible: as greedy does, so that this ends
+    weights = np.subtract(logits, peak, out=scratch.weights)
+    weights *= np.float32(1.0 / temperature)
+    np.exp(weights, out=weights)  # relative to the likeliest token's, which is 1
+    left = _Left(weights, scratch)
+    if 0 < s.top_k < len(weights):
+        left.pick(_largest(weights, s.top_k))
+    mass = s.top_p * float(left.heap[-1])
     if s.min_p > 0.0:
-        n = int((kept >= s.min_p * kept[0]).sum())
-        ids, kept = ids[:n], kept[:n]
-    return ids, kept
+        # Which tokens it leaves does not depend on top_p, so the order of the two is free; but the mass that top_p
+        # asks for is of what top_k left.
+        left.narrow(left.weights >= np.float32(s.min_p))
+    for attempt in itertools.count():
+        i = _find(left.weights, left.heap, uniform(want.seed, want.position, attempt))
+        if s.top_p >= 1.0 or i == left.weights.argmax() or not left.narrow(left.before(i), mass):
+            break
+    return i if left.ids is None else int(left.ids[i])
+
+
+class _Left:
+    """The tokens that can still be drawn: their ids (None: all), weights and heap, by ascending id.
+
+    While they are many, those that are out weigh nothing and keep their place; moving the others together would cost
+    more than it saves.
+    """
+
+    __slots__ = ("_mask", "_spare", "heap", "ids", "weights")
+
+    def __init__(self, weights: Logits, scratch: Scratch) -> None:
+        self.ids: Ids | None = None
+        self.weights = weights
+        self.heap = _heap(weights)
+        self._spare, self._mask = scratch.spare, scratch.mask
+
+    def before(self, i: int) -> NDArray[np.bool_]:
+        """Who is likelier than token i, or as likely with a lower id."""
+        weight = self.weights[i]
+        mask = self._mask[: len(self.weights)]
+        np.greater(self.weights, weight, out=mask)
+        mask[:i] |= self.weights[:i] == weight
+        return mask
+
+    def narrow(self, mask: NDArray[np.bool_], mass: float = 0.0) -> bool:
+        """Leave only those in the mask if they weigh `mass` or more. Did they?"""
+        inner = np.multiply(self.weights, mask, out=self._spare[: len(mask)])
+        heap = _heap(inner)
+        if heap[-1] < mass:
+            return False
+        if np.count_nonzero(mask) * FEW < len(mask):
+            self.pick(np.flatnonzero(mask))
+        else:
+            self.weights, self._spare, self.heap = inner, self.weights, heap
+        return True
+
+    def pick(self, keep: Ids) -> None:
+        """Leave only those at the indices `keep`, ascending."""
+        self.ids = keep if self.ids is None else self.ids[keep]
+        self.weights = self.weights[keep]
+        self.heap = _heap(self.weights)
+
+
+def _heap(weights: Logits) -> NDArray[np.float64]:
+    """(n // BLOCK + 1,): the weights up to the end of each block, summed. The last block may be empty."""
+    whole = len(weights) // BLOCK
+    sums = np.empty(whole + 1, dtype=np.float64)
+    # add.reduceat would first copy all of it as float64; einsum converts it piece by piece.
+    np.einsum("ij->i", weights[: whole * BLOCK].reshape(whole, BLOCK), dtype=np.float64, out=sums[:whole])
+    sums[whole] = weights[whole * BLOCK :].sum(dtype=np.float64)
+    return sums.cumsum()
+
+
+def _find(weights: Logits, heap: NDArray[np.float64], u: float) -> int:
+    """The index on which u of the whole weight falls, 0 <= u < 1; never one that weighs nothing."""
+    point = u * float(heap[-1])
+    block = _first_above(heap, point)
+    rest = point - (float(heap[block - 1]) if block else 0.0)
+    start = block * BLOCK
+    return start + _first_above(np.cumsum(weights[start : start + BLOCK], dtype=np.float64), rest)
+
+
+def _first_above(heap: NDArray[np.float64], point: float) -> int:
+    """The first place where the running sum is above `point`; where it is nowhere, the last one that adds to it:
+    rounding may lift `point` to the sum."""
+    i = int(heap.searchsorted(point, side="right"))
+    return i if i < len(heap) else int(heap.searchsorted(heap[-1], side="left"))
+
+
+def _largest(weights: Logits, k: int) -> Ids:
+    """The indices of the k largest, ascending; of equal ones the lowest indices. 0 < k < len(weights).
+
+    At least k values reach the k-th largest of the blocks' maxima, and hardly more than k do: only those are looked at.
+    """
+    maxima = np.maximum.reduceat(weights, np.arange(0, len(weights), BLOCK))
+    enough = len(maxima) - k
+    bound = np.partition(maxima, enough)[enough] if enough >= 0 else np.float32(0.0)
+    some = np.flatnonzero(weights >= bound)
+    values = weights[some]
+    least = np.partition(values, len(values) - k)[len(values) - k]
+    keep = values > least
+    keep[np.flatnonzero(values == least)[: k - np.count_nonzero(keep)]] = True
+    picked: Ids = some[keep]
+    return picked
 
 
 def logprob(logits: Logits, token: int, top: int, piece: Callable[[int], bytes]) -> TokenLogprob:

@@ -5,12 +5,13 @@
 
 Rules:
 1. Decodes first: every reader gets a token in every step, whatever else is in it.
-2. Prompts share what is left of the step's budget, in order of arrival; the budget is small while somebody reads.
-3. A prompt whose prefix is being computed for another waits for it instead of computing it again.
-4. Finished sequences stay in the KV for reuse; the least recently used goes when room is needed. Running ones are
-   never robbed for newcomers; when they outgrow the pool, one is sent back to the queue and resumes exactly.
-5. `plan` only reads; `begin` and `apply` are the only writers. KV operations leave through `take_ops`, in order, and
-   are to be carried out before the next step.
+2. Prompts share what is left of the step's budget (`core.budget`). Who has least slack goes first: a prompt is due
+   after a few times the work it is, so that a question passes a document, and nobody who comes after a document is due
+   passes it any more.
+3. A prompt whose prefix is being computed for another waits for it instead of computing it again (`core.door`).
+4. Finished sequences stay in the KV for reuse (`core.residency`). Running ones are never robbed for newcomers; when
+   they outgrow the pool, one is sent back to the queue and resumes exactly.
+5. `plan` only reads; `begin` and `apply` are the only writers.
 Pure: no clock, no I/O, no locks.
 """
 
@@ -19,106 +20,117 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
+from headrace.core.admission import AGEING
+from headrace.core.budget import Pace, Room
+from headrace.core.costmodel import CostModel, Work, positions
+from headrace.core.door import Door
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
 from headrace.core.kv import CellPool, PrefixIndex
-from headrace.core.plan import Chunk, Copy, Draw, Drawn, KvOp, StepResult, Trim
-from headrace.core.request import Generation
-from headrace.core.sequence import Sequence, common_prefix, sequences
+from headrace.core.plan import Admission, Chunk, Draw, Drawn, KvOp, Plan, Share, StepResult
+from headrace.core.request import BATCH, Generation
+from headrace.core.residency import Residency
+from headrace.core.sequence import Sequence, sequences
 
-WORTH_WAITING = 32
-"""Shorter shared prefixes are computed again: waiting for the other's step costs more."""
+STRETCH = 1.0 + 1.0 / AGEING
+"""A prompt without a deadline is due after this many times the seconds that it takes alone: what is left to do of a
+prompt counts AGEING seconds less for each second that it has waited."""
+
+PATIENCE = 30.0
+"""Seconds that a request of the batch class lets others pass."""
+
+NOMINAL = 1e-3
+"""Seconds a prompt token counts without a cost model: only the order depends on it."""
+
+SAMPLE = 8
+"""The cost model learns from every step with a prompt in it, and from each so-manieth of the others: there are many,
+all alike, and it costs as much as drawing a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The few numbers the scheduler needs; all in tokens or sequences."""
 
+    max_batch: int = 16
+    """Sequences that run at the same time."""
     max_running: int = 16
-    max_batch: int = 512
+    """… when they have burnt their fuse."""
+    step_tokens: int = 512
     """Tokens the engine takes in a step."""
     prefill_chunk: int = 512
-    """Prompt tokens in a step while nobody decodes."""
+    """Prompt tokens in a step while nobody decodes, at most."""
     prefill_chunk_busy: int = 128
-    """Prompt tokens in a step while somebody decodes."""
+    """Prompt tokens in a step while somebody decodes; only without `pace`."""
     idle_cells: int = 4096
     """KV cells that finished sequences may keep."""
     prefix_cache: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A waiting sequence starts with the first `shared` tokens of slot `source`."""
-
-    sequence: Sequence
-    source: int | None
-    shared: int
-
-
-class Share(msgspec.Struct, frozen=True, gc=False):
-    """A sequence's part of a step: its next `count` tokens."""
-
-    sequence: Sequence
-    count: int
-
-
-class Plan(msgspec.Struct, frozen=True, gc=False):
-    """One step. `shares` in batch order: decodes, then prompts; none when it only sends a sequence back."""
-
-    shares: tuple[Share, ...]
-    admissions: tuple[Admission, ...] = ()
-    preempted: tuple[Sequence, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return sum(share.count for share in self.shares)
-
-    def by_generation(self) -> dict[int, int]:
-        """rid → tokens of the step that are computed for it."""
-        found: dict[int, int] = {}
-        for share in self.shares:
-            rid = share.sequence.generation.rid
-            found[rid] = found.get(rid, 0) + share.count
-        return found
+    await_prefix: bool = True
+    least_slack: bool = False
+    """Off: first come, first served."""
+    fuse: bool = True
+    pace: Pace | None = None
+    """Steps are as long as this says, by a cost model; None: as long as the two fixed chunks make them."""
 
 
 class Scheduler:
     """Owner of all sequences of one engine."""
 
     def __init__(
-        self, limits: Limits, *, index: PrefixIndex, pool: CellPool, piece: Callable[[int], bytes], eog: frozenset[int]
+        self,
+        limits: Limits,
+        *,
+        index: Callable[[], PrefixIndex],
+        pool: CellPool,
+        piece: Callable[[int], bytes],
+        eog: frozenset[int],
+        cost: CostModel | None = None,
     ) -> None:
+        """`cost`: what is known of the engine; without one it learns from the first step on."""
         self.limits = limits
-        self._index = index
+        self.cost = None if limits.pace is None else cost or CostModel()
+        self.residency = Residency(
+            index=index, pool=pool, idle_cells=limits.idle_cells, prefix_cache=limits.prefix_cache
+        )
         self._pool = pool
         self._piece = piece
         self._eog = eog
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._idle: dict[int, None] = {}
-        """Slots of finished sequences, least recently used first."""
-        self._ops: list[KvOp] = []
+        self._steps = 0
+        self.decode_share = 0.0
+        """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.preemptions = 0
 
     def __repr__(self) -> str:
-        return f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {len(self._idle)} cached]>"
+        return (
+            f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {len(self.residency.idle)} cached]>"
+        )
 
     # What comes in.
 
     def submit(self, generation: Generation, now: float) -> None:
         """Queue all choices of a generation."""
-        self.waiting.extend(sequences(generation, now))
+        come = sequences(generation, now)
+        if not come:
+            return
+        known, _ = self.residency.match(come[0])
+        due = now + PATIENCE * (generation.priority == BATCH)
+        if generation.deadline is None:
+            due += STRETCH * self._prefill(known, len(come[0].tokens) - known)
+        else:
+            due += generation.deadline
+        for sequence in come:
+            sequence.known, sequence.due = known, due
+        self.waiting.extend(come)
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""
         self.waiting = [s for s in self.waiting if s.generation.rid != rid]
         for sequence in [s for s in self.running if s.generation.rid == rid]:
             self._retire(sequence, keep=sequence.drawn > 0)
-        self._shrink()
+        self.residency.shrink()
 
     def pause(self, rid: int, paused: bool) -> None:
         """Draw no tokens for a generation, or go on."""
@@ -128,12 +140,17 @@ class Scheduler:
 
     def take_ops(self) -> list[KvOp]:
         """The KV operations since the last call, to be carried out in this order."""
-        ops, self._ops = self._ops, []
-        return ops
+        return self.residency.take_ops()
 
     def rids(self) -> set[int]:
         """Generations that are not over."""
         return {s.generation.rid for s in (*self.waiting, *self.running)}
+
+    @property
+    def backlog(self) -> int:
+        """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
+        waiting = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0)
+        return waiting + sum(s.pending for s in self.running if not s.decoding)
 
     # Deciding.
 
@@ -143,82 +160,96 @@ class Scheduler:
         shares = [Share(s, 1) for s in active if s.decoding]
         reading = len(shares)
         if reading == len(active) and not self.waiting and reading <= self._pool.free:
-            return Plan(tuple(shares)) if shares else None  # most steps: everybody decodes, nobody waits
-        budget = self.limits.prefill_chunk_busy if reading else self.limits.prefill_chunk
-        budget = min(budget, self.limits.max_batch - reading)
-        for sequence in active:
-            if not sequence.decoding and budget > 0:
-                shares.append(Share(sequence, min(budget, sequence.pending)))
-                budget -= shares[-1].count
-        if sum(share.count for share in shares) > self._pool.cells - self._pool.held and len(self.running) > 1:
+            # Most steps: everybody decodes, nobody waits.
+            learn = self.cost is not None and self._steps % SAMPLE == 0
+            return Plan(tuple(shares), work=self._base(shares) if learn else None) if shares else None
+        base = self._base(shares)
+        prompts = self._in_order([s for s in active if not s.decoding])
+        room = self._room(base, prompts, now)
+        door = Door(
+            self.residency,
+            self.running,
+            max_batch=self.limits.max_batch,
+            max_running=self.limits.max_running,
+            await_prefix=self.limits.await_prefix,
+        )
+        taken = spent = 0
+        for sequence in prompts:
+            if room.full:
+                break
+            start = sequence.computed
+            if sequence.slot is None:
+                admission = door.open(sequence, burnt=self._burnt(sequence, now))
+                if admission is None:
+                    continue
+                start = admission.shared
+            count = room.give(start, len(sequence.tokens) - start)
+            if count:
+                shares.append(Share(sequence, count))
+                taken, spent = taken + count, spent + positions(start, count)
+            elif sequence.slot is None:
+                door.admissions.pop()  # it got a place but no token: the next step sees to it
+                break
+        admitted = {id(admission.sequence) for admission in door.admissions}
+        own = sum(share.count for share in shares if id(share.sequence) not in admitted)
+        if own > self._pool.cells - self._pool.held and len(self.running) > 1:
             # How much that frees depends on who shares its cells: the next plan sees it.
             return Plan((), preempted=(self._victim(),))
-        admissions = self._admissions(budget, shares)
-        return Plan(tuple(shares), tuple(admissions)) if shares else None
+        if not shares:
+            return None
+        work = Work(taken, base.decode, base.positions + spent, base.width + taken)
+        return Plan(tuple(shares), tuple(door.admissions), work=work if self.cost is not None else None)
+
+    def _in_order(self, running: list[Sequence]) -> list[Sequence]:
+        """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""
+        waiting = [s for s in self.waiting if not s.paused]
+        if not self.limits.least_slack:
+            return running + waiting
+        return sorted(running + waiting, key=self._slack)
+
+    def _slack(self, s: Sequence) -> float:
+        """When its last chunk has to begin. The present is the same for all, so it does not matter."""
+        have = max(s.computed, s.known)
+        return s.due - self._prefill(have, len(s.tokens) - have)
+
+    def _prefill(self, start: int, count: int) -> float:
+        return self.cost.prefill(start, count) if self.cost is not None else NOMINAL * count
+
+    def _burnt(self, sequence: Sequence, now: float) -> bool:
+        """Has it waited for its first token as long as the fuse?"""
+        pace = self.limits.pace
+        if not self.limits.fuse or pace is None:
+            return pace is None
+        return sequence.drawn == 0 and now - sequence.arrived >= pace.fuse
+
+    def _base(self, shares: list[Share]) -> Work:
+        """The decodes of a step."""
+        back = sum(share.sequence.computed for share in shares)
+        return Work(0, len(shares), back, self._pool.width + len(shares))
+
+    def _room(self, base: Work, prompts: list[Sequence], now: float) -> Room:
+        limits = self.limits
+        pace, cost, reading = limits.pace, self.cost, base.decode
+        most = limits.step_tokens - reading
+        if pace is None or cost is None:
+            chunk = limits.prefill_chunk_busy if reading else limits.prefill_chunk
+            return Room(None, base, seconds=0.0, tokens=min(chunk, most))
+        burnt = sum(self._burnt(s, now) for s in prompts)
+        finishing, left = 0, pace.stall - cost.predict(base)
+        for sequence in prompts:
+            if sequence.drawn:
+                continue
+            have = max(sequence.computed, sequence.known)
+            left -= cost.prefill(have, len(sequence.tokens) - have)
+            if left < 0:
+                break
+            finishing += 1
+        seconds = pace.seconds(reading, burnt, finishing)
+        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most))
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""
         return next((s for s in reversed(self.running) if s.paused), self.running[-1])
-
-    def _admissions(self, budget: int, shares: list[Share]) -> list[Admission]:
-        """Who may start, appended to `shares` as far as `budget` goes.
-
-        First come, first served, but for shared prefixes.
-        """
-        admissions: list[Admission] = []
-        prefilling = [s for s in self.running if s.pending > 1 and not s.paused]
-        promised = self._pool.held + sum(s.pending for s in self.running)
-        counted: dict[int | None, int] = {s.slot: s.computed for s in self.running}  # its cells in `promised`
-        slots = self._pool.slots_free + len(self._idle)
-        most = min(self.limits.max_running - len(self.running), slots)
-        for sequence in self.waiting:
-            if budget <= 0 or len(admissions) >= most:
-                break
-            if sequence.paused:
-                continue
-            shared, source = self._cached(sequence)
-            if self._is_coming(sequence, shared, prefilling):
-                continue
-            # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
-            if len(admissions) + len({source, *counted} & self._idle.keys()) >= slots:
-                if admissions:
-                    break
-                shared, source = 0, None
-            # Idle cells that are shared become held, once; cells of a running source are counted already.
-            need = len(sequence.tokens) + 1 - min(shared, counted.get(source, 0))
-            if promised + need > self._pool.cells and (self.running or admissions):
-                break
-            promised += need
-            counted[source] = max(shared, counted.get(source, 0))
-            admissions.append(Admission(sequence, source, shared))
-            shares.append(Share(sequence, min(budget, len(sequence.tokens) - shared)))
-            budget -= shares[-1].count
-            prefilling.append(sequence)
-        return admissions
-
-    def _cached(self, sequence: Sequence) -> tuple[int, int | None]:
-        """(length, slot) of the prefix that need not be computed; the last token always is, for its logits."""
-        if not (self.limits.prefix_cache and sequence.generation.cache):
-            return 0, None
-        length, slot = self._index.match(sequence.tokens)
-        length = min(length, len(sequence.tokens) - 1)
-        return length, slot if length else None
-
-    def _is_coming(self, sequence: Sequence, have: int, prefilling: list[Sequence]) -> bool:
-        """Is a longer prefix of this prompt being computed for somebody else right now?"""
-        if not (self.limits.prefix_cache and sequence.generation.cache):
-            return False
-        most = len(sequence.tokens) - 1
-        for other in prefilling:
-            if not other.generation.cache:
-                continue
-            window = slice(have, have + WORTH_WAITING)
-            if sequence.tokens[window] != other.tokens[window]:
-                continue  # decides nearly all pairs without comparing whole prompts
-            reach = min(common_prefix(sequence.tokens, other.tokens), most)
-            if reach > other.computed and reach - have >= WORTH_WAITING:
-                return True
-        return False
 
     # Doing.
 
@@ -226,42 +257,30 @@ class Scheduler:
         """Carry out the plan's admissions and preemptions in the books, and make room for its tokens."""
         if not plan.admissions and not plan.preempted and plan.tokens <= self._pool.free:
             return []
+        residency = self.residency
         for sequence in plan.preempted:
-            self._preempt(sequence)
-        sources = {admission.source for admission in plan.admissions}
-        while self._pool.slots_free < len(plan.admissions):
-            self._drop(next(slot for slot in self._idle if slot not in sources))
+            residency.release(sequence)
+            sequence.computed = 0
+            self.running.remove(sequence)
+            self.waiting.insert(0, sequence)
+            self.preemptions += 1
+        residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
         events: list[Event] = []
         for admission in plan.admissions:
             self._admit(admission, now, events)
-        while self._idle and self._pool.free < plan.tokens:
-            self._evict()
-        self._shrink()
+        residency.make_room(plan.tokens, 0, ())
+        residency.shrink()
         return events
 
     def _admit(self, admission: Admission, now: float, events: list[Event]) -> None:
-        sequence, source, shared = admission.sequence, admission.source, admission.shared
-        slot = self._pool.take()
-        if source is not None:
-            self._pool.share(source, slot, shared)
-            self._index.extend(slot, sequence.tokens[:shared])
-            self._ops.append(Copy(source, slot, shared))
-            if source in self._idle:
-                self._idle[source] = self._idle.pop(source)  # now the most recently used
+        sequence, shared = admission.sequence, admission.shared
+        self.residency.enter(sequence, admission.source, shared)
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        sequence.slot, sequence.computed = slot, shared
         if sequence.scheduled is None:
             sequence.scheduled, sequence.cached = now, shared
             self.cached_tokens += shared
             events.append(Admitted(sequence.generation.rid, sequence.index, shared))
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._release(sequence)
-        sequence.computed = 0
-        self.running.remove(sequence)
-        self.waiting.insert(0, sequence)
-        self.preemptions += 1
 
     def chunks(self, plan: Plan) -> list[Chunk]:
         """The plan as the engine takes it; after `begin`."""
@@ -280,6 +299,13 @@ class Scheduler:
     def apply(self, plan: Plan, result: StepResult, restored: float, now: float) -> list[Event]:
         """Book a computed step. `restored`: when its batch began; `now`: when its tokens were drawn."""
         events: list[Event] = []
+        self._steps += 1
+        if plan.work is not None and self.cost is not None and result.computed_at > restored:
+            seconds, work = result.computed_at - restored, plan.work
+            if work.prefill:
+                decodes = self.cost.predict(Work(0, work.decode, 0, work.width)) if work.decode else 0.0
+                self.decode_share += (min(1.0, decodes / seconds) - self.decode_share) / SAMPLE
+            self.cost.observe(work, seconds)
         for share, drawn in zip(plan.shares, result.drawn, strict=True):
             sequence = share.sequence
             if sequence.slot is None:
@@ -292,16 +318,12 @@ class Scheduler:
             if sequence.prefilled is None:
                 sequence.prefilled = result.computed_at
             self._take(sequence, drawn, now, events)
-        self._shrink()
+        self.residency.shrink()
         return events
 
     def _computed(self, sequence: Sequence, count: int) -> None:
-        assert sequence.slot is not None
         start = sequence.computed
-        sequence.computed += count
-        self._pool.extend(sequence.slot, count)
-        if sequence.generation.cache:
-            self._index.extend(sequence.slot, sequence.tokens[start : sequence.computed])
+        self.residency.extend(sequence, count)
         self.prompt_tokens += max(0, min(sequence.computed, len(sequence.generation.prompt)) - start)
 
     def _take(self, sequence: Sequence, drawn: Drawn, now: float, events: list[Event]) -> None:
@@ -330,7 +352,9 @@ class Scheduler:
         self._say(sequence, "".join(text), now, events)
         if reason:
             events.append(Finished(generation.rid, sequence.index, reason, sequence.drawn))
-            self._retire(sequence, keep=True, burst=len(drawn.tokens) > 1)
+            if len(drawn.tokens) > 1:
+                self.residency.cut(sequence, sequence.computed)  # the engine went past the token that ended it
+            self._retire(sequence, keep=True)
 
     def _say(self, sequence: Sequence, text: str, now: float, events: list[Event]) -> None:
         if not text and not sequence.unsaid:
@@ -364,45 +388,13 @@ class Scheduler:
         self.waiting = [s for s in self.waiting if s.generation.rid not in rids]
         for sequence in [s for s in self.running if s.generation.rid in rids]:
             self._retire(sequence, keep=False)
-        self._shrink()
+        self.residency.shrink()
         return [Failed(rid, "engine_failed", message) for rid in sorted(rids)]
 
-    # Slots.
-
-    def _retire(self, sequence: Sequence, *, keep: bool, burst: bool = False) -> None:
+    def _retire(self, sequence: Sequence, *, keep: bool) -> None:
         """A sequence is over: its slot becomes a cached one, or free."""
-        slot = sequence.slot
-        assert slot is not None
         self.running.remove(sequence)
-        if not (keep and self.limits.prefix_cache and sequence.generation.cache) or self._index.redundant(slot):
-            self._release(sequence)
-            return
-        sequence.slot = None
-        if burst:
-            self._ops.append(Trim(slot, sequence.computed))  # the engine computed past the token that ended it
-        self._pool.retire(slot)
-        self._idle[slot] = None
-        for other in [s for s in self._idle if s != slot and self._index.redundant(s)]:
-            self._drop(other)
-
-    def _release(self, sequence: Sequence) -> None:
-        slot, sequence.slot = sequence.slot, None
-        assert slot is not None
-        self._index.remove(slot)
-        self._pool.release(slot)
-        self._ops.append(Trim(slot, 0))
-
-    def _shrink(self) -> None:
-        """Keep what is cached within its bound."""
-        while self._pool.idle > self.limits.idle_cells:
-            self._evict()
-
-    def _evict(self) -> None:
-        """Give up the least recently used cached slot."""
-        self._drop(next(iter(self._idle)))
-
-    def _drop(self, slot: int) -> None:
-        del self._idle[slot]
-        self._index.remove(slot)
-        self._pool.release(slot)
-        self._ops.append(Trim(slot, 0))
+        if keep:
+            self.residency.leave(sequence)
+        else:
+            self.residency.release(sequence)

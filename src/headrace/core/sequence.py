@@ -9,7 +9,9 @@ is prefill.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from headrace.core.detokenizer import Detokenizer
 from headrace.core.events import TokenLogprob
@@ -28,6 +30,10 @@ class Sequence:
     slot: int | None = None
     """None while it waits."""
     computed: int = 0
+    known: int = 0
+    """Prompt tokens that were cached when it came: what it will cost is judged by the rest."""
+    due: float = 0.0
+    """When its first token is wanted, on the engine's clock."""
     cached: int = 0
     paused: bool = False
     scheduled: float | None = None
@@ -68,8 +74,11 @@ def sequences(generation: Generation, now: float) -> list[Sequence]:
     ]
 
 
-def common_prefix(a: list[int], b: list[int], start: int = 0) -> int:
-    """How many tokens of `a` equal those of `b[start:]`, from the front."""
+Run = TypeVar("Run", list[int], "array[int]")
+
+
+def common_prefix(a: Run, b: Run, start: int = 0) -> int:
+    """How many tokens of `a` equal those of `b[start:]`, from the front. Both of one kind, arrays of one typecode."""
     limit = min(len(a), len(b) - start)
     if a[:limit] == b[start : start + limit]:  # one comparison in C decides the common case
         return limit

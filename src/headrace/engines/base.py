@@ -15,6 +15,7 @@ import msgspec
 from headrace.core.events import Event
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation
+from headrace.kv.tiers import TierStats
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -88,6 +89,27 @@ class StepEngine(Protocol):
         """Forget positions >= length of a slot; 0 empties it."""
         ...
 
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that name everything that shapes the KV; the first call may take a second."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """About how long a saved token is; 0: this engine's KV can neither be saved nor loaded."""
+        ...
+
+    def save(self, slot: int, start: int, end: int) -> bytes:
+        """The KV of positions [start, end), which the slot holds. Raises StepFailed."""
+        ...
+
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> Sequence[int]:
+        """Append saved positions [start, end) to a slot that holds [0, start).
+
+        Returns them in the order in which they took cells; empty: it could not, and the slot is as it was.
+        """
+        ...
+
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         """Compute one batch. Raises StepAborted, StepFailed."""
         ...
@@ -119,6 +141,29 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int = 0
     """Drawn since start."""
     preemptions: int = 0
+    cells_shared: int = 0
+    """KV cells that more than one sequence has."""
+    cells_width: int = 0
+    """The highest used KV cell + 1: every step pays for all cells below."""
+    fragmentation: float = 0.0
+    """Part of the free KV cells outside of their longest row, 0 to 1; looked up now and then, not at every step."""
+    slots_running: int = 0
+    slots_cached: int = 0
+    """KV sequence ids of finished sequences, kept for reuse."""
+    slots_pinned: int = 0
+    """KV sequence ids of prompt templates that stay."""
+    prefill_s: float = 0.0
+    """Seconds that a prompt token takes, learned; 0: not known yet."""
+    decode_share: float = 0.0
+    """What decodes take of each second, 0 to 1."""
+    cost_error_p50: float = 0.0
+    """|predicted - measured| / measured of the cost model's last steps, looked up now and then."""
+    cost_error_p95: float = 0.0
+    backlog_tokens: int = 0
+    """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
+    count once."""
+    tiers: TierStats = TierStats()
+    """KV outside the pool, as of now and then."""
 
 
 Sink = Callable[[Event], None]
@@ -152,7 +197,7 @@ class StreamEngine(Protocol):
         ...
 
     def submit(self, generation: Generation, sink: Sink) -> None:
-        """Start one. Raises EngineUnavailable. `sink` gets its events in the order of `core.events`."""
+        """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
         ...
 
     def cancel(self, rid: int) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ from headrace.core.verification import verify
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
 from headrace.engines.draft import DraftModel, check_vocabulary
 from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
+from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
 
 _KV_TYPES = {"f16": 1, "q8_0": 8}
 """ggml_type numbers."""
 
-MAX_SLOTS = 256
-"""LLAMA_MAX_SEQ: sequence ids that one context can tell apart."""
+MAX_SLOTS = 255
+"""LLAMA_MAX_SEQ - 1: of the sequence ids that one context can tell apart, one is for copies out and in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class LlamaEngine:
         if not 1 <= settings.slots <= MAX_SLOTS:
             raise StartupError(f"engine.slots is {settings.slots}; llama.cpp takes 1 to {MAX_SLOTS}")
         self._clock = clock
+        self._path = settings.path
         self._model = open_model(settings.path, vocab_only=False)
         self._vocab = Vocabulary(self._model)
         self.piece = self._vocab.answer_piece
@@ -90,13 +93,15 @@ class LlamaEngine:
         """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
+        self.save, self.load = self._snapshots.save, self._snapshots.load
+        self.bytes_per_token = self._snapshots.bytes_per_token
 
     def _make_context(self, settings: LlamaSettings) -> Any:
         params = C.llama_context_default_params()
         params.n_ctx = settings.cells
         params.n_batch = params.n_ubatch = settings.batch
-        params.n_seq_max = settings.slots
-        params.n_outputs_max = settings.slots + self.n_drafts
+        params.n_seq_max = settings.slots + 1  # the last one is the snapshots'
+        params.n_outputs_max = params.n_seq_max + self.n_drafts  # fewer would abort the process
         params.n_threads = settings.threads
         params.n_threads_batch = settings.threads_batch
         params.flash_attn_type = int(settings.flash_attention)
@@ -104,6 +109,7 @@ class LlamaEngine:
         params.kv_unified = True
         params.abort_callback = ABORT_CALLBACK
         params.abort_callback_data = ctypes.cast(self._abort, ctypes.c_void_p)
+        self._params = params
         context = C.llama_init_from_model(self._model, params)
         if not context:
             raise StartupError(
@@ -134,7 +140,14 @@ class LlamaEngine:
         token = self.info.bos if self.info.bos is not None else 0
         for n in (1, min(64, self.n_batch), 1):
             self.step([Chunk(0, 0, [token] * n, None)])
+            if n > 1:
+                self._snapshots = Snapshots(self._model, self._context, scratch=self.n_slots, sample=0)
             self.trim(0, 0)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Names everything that shapes the KV, see `snapshot.fingerprint`. Reads the whole model file once."""
+        return fingerprint(self._model, self._context, self._path, self._params)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Share positions [0, length) of `source` with the empty slot `target`: metadata only."""

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from headrace.core.admission import Backlog, Bounds
 from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable
 from headrace.core.events import Event
@@ -31,11 +32,18 @@ class LocalEngine:
     (measured: 8.0 ms, then 11.7 ms).
     """
 
-    def __init__(self, make: Callable[[], StepEngine], limits: Limits, clock: Clock, *, max_waiting: int = 256) -> None:
+    def __init__(
+        self,
+        make: Callable[[], StepEngine],
+        limits: Limits,
+        clock: Clock,
+        *,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    ) -> None:
         self._make = make
         self._limits = limits
         self._clock = clock
-        self._streams = Streams(max_waiting)
+        self._streams = Streams(Backlog(bounds), clock)
         self._stepper: Stepper | None = None
         self._info: ModelInfo | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,6 +105,7 @@ class LocalEngine:
             return
         self._info = engine.info
         stepper = Stepper(engine, self._limits, self._clock, self._from_thread)
+        stepper.calibrate()
         loop.call_soon_threadsafe(_settle, loaded, stepper, None)
         try:
             stepper.run()
@@ -115,6 +124,7 @@ class LocalEngine:
 
     def _on_loop(self, events: list[Event], stats: EngineStats) -> None:
         self.stats = stats
+        self._streams.learn(stats)
         self._streams.deliver(events)
 
     def _on_broken(self) -> None:

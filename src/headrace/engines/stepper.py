@@ -18,35 +18,47 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from headrace.core.clock import Clock
+from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.events import Event, Failed
-from headrace.core.plan import Copy
+from headrace.core.plan import Chunk, Copy, Plan
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits, Plan, Scheduler
+from headrace.core.scheduler import Limits, Scheduler
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.kv.pool import Pool
 from headrace.kv.radix import Radix
 
 log = logging.getLogger(__name__)
 
+LOOK_UP_EVERY = 64
+"""Steps between two looks at all cells; they are looked at also whenever there is nothing to do."""
+
 Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
+
+CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
+"""Tokens of the steps that a cost model learns from at start: about a second."""
 
 
 class Stepper:
     """Owns `engine` from `start` to `close`. Commands may come from any thread; `deliver` runs on the engine thread."""
 
-    def __init__(self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver) -> None:
+    def __init__(
+        self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver, cost: CostModel | None = None
+    ) -> None:
+        """`cost`: what is known of the engine; without one, `calibrate` finds it out."""
         self._engine = engine
         self._clock = clock
         self._deliver = deliver
         self._pool = Pool(cells=engine.n_cells, slots=engine.n_slots)
         self.scheduler = Scheduler(
-            limits, index=Radix(), pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog)
+            limits, index=Radix, pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog), cost=cost
         )
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
         self._open = True
         self._steps = 0
+        self._fragmentation = 0.0
+        self._error = (0.0, 0.0)
         self._in_step: dict[int, int] = {}
         """rid → its tokens in the running step; empty between steps."""
         self._cancelled: set[int] = set()
@@ -91,6 +103,7 @@ class Stepper:
                 plan = self.scheduler.plan(self._clock())
                 if plan is None:
                     self._carry_out()  # a cancel can free a slot although no step follows
+                    self._look_up()
                     self._deliver([], self.stats())
                     self._drain(block=True)
                 else:
@@ -99,6 +112,29 @@ class Stepper:
         finally:
             self._engine.close()
             self._over.set()
+
+    def calibrate(self) -> CostModel | None:
+        """Learn what a few typical steps take here, before anybody waits for one.
+
+        What was learned, to be saved; None if nobody asks for it.
+        """
+        cost, engine = self.scheduler.cost, self._engine
+        if cost is None:
+            return None
+        token = engine.info.bos or 0
+        start = 0
+        for count in CALIBRATION:
+            if count > engine.n_batch or start + count >= engine.info.n_ctx:
+                continue
+            began = self._clock()
+            engine.step([Chunk(0, start, [token] * count, None)])
+            seconds = self._clock() - began
+            back, width = positions(start, count), start + count
+            if seconds > 0:
+                cost.observe(Work(count, 0, back, width) if count > 1 else Work(0, 1, back, width), seconds)
+            start += count
+        engine.trim(0, 0)
+        return cost
 
     def _drain(self, *, block: bool) -> None:
         """Carry out waiting commands; wait for the first one if there is nothing else to do."""
@@ -161,6 +197,9 @@ class Stepper:
             self._carry_out()
         else:
             self._steps += 1
+            self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
+            if self._steps % LOOK_UP_EVERY == 0:
+                self._look_up()
             events = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
@@ -169,11 +208,21 @@ class Stepper:
 
     def _carry_out(self) -> None:
         """Do the KV operations that the scheduler has decided."""
+        layout = self._pool.layout
         for op in self.scheduler.take_ops():
             if isinstance(op, Copy):
                 self._engine.copy(op.source, op.target, op.length)
+                layout.share(op.source, op.target, op.length)
             else:
                 self._engine.trim(op.slot, op.length)
+                layout.truncate(op.slot, op.length)
+
+    def _look_up(self) -> None:
+        """Figures that cost too much for every step."""
+        self._fragmentation = self._pool.layout.fragmentation
+        cost = self.scheduler.cost
+        if cost is not None:
+            self._error = (cost.error(0.5), cost.error(0.95))
 
     def stats(self) -> EngineStats:
         """As of now; engine thread only."""
@@ -190,4 +239,14 @@ class Stepper:
             cached_tokens=s.cached_tokens,
             completion_tokens=s.completion_tokens,
             preemptions=s.preemptions,
+            cells_shared=pool.layout.shared,
+            cells_width=pool.width,
+            fragmentation=self._fragmentation,
+            slots_running=pool.slots_running,
+            slots_cached=pool.slots_idle,
+            prefill_s=s.cost.per_token if s.cost is not None else 0.0,
+            decode_share=s.decode_share,
+            backlog_tokens=s.backlog,
+            cost_error_p50=self._error[0],
+            cost_error_p95=self._error[1],
         )

@@ -1,38 +1,38 @@
 """The generations that an engine is working on, on the server's side: which sink gets which event.
 
 One per StreamEngine, event loop only. It keeps the contract of `core.events`: nothing reaches a sink after the end or
-a cancel. It also bounds the queue, because only here is known at once how many generations wait.
+a cancel. Who may join is asked here too, because only here is known at once how many generations wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.core.errors import Overloaded
-from headrace.core.events import Admitted, Event, Failed, Finished
+from headrace.core.admission import Backlog
+from headrace.core.clock import Clock
+from headrace.core.events import Event, Failed, Finished
 from headrace.core.request import Generation
-from headrace.engines.base import Sink
+from headrace.engines.base import EngineStats, Sink
 
 
 class _Stream:
-    __slots__ = ("admitted", "left", "sink")
+    __slots__ = ("left", "sink")
 
     def __init__(self, sink: Sink, choices: int) -> None:
         self.sink = sink
         self.left = choices
-        self.admitted = False
 
 
 class Streams:
     """Live generations of one engine."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, backlog: Backlog, clock: Clock) -> None:
         self._live: dict[int, _Stream] = {}
-        self._waiting = 0
-        self._max_waiting = max_waiting
+        self._backlog = backlog
+        self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Streams [{len(self._live)} live, {self._waiting} waiting]>"
+        return f"<Streams [{len(self._live)} live, {self.waiting} waiting]>"
 
     def __len__(self) -> int:
         return len(self._live)
@@ -43,26 +43,24 @@ class Streams:
     @property
     def waiting(self) -> int:
         """Generations that no step has worked on."""
-        return self._waiting
+        return self._backlog.waiting
 
     def open(self, generation: Generation, sink: Sink) -> None:
-        """Raises Overloaded when `max_waiting` generations are queued."""
-        if self._waiting >= self._max_waiting:
-            raise Overloaded(
-                f"{self._waiting} requests are waiting, the limit is {self._max_waiting}; try again later",
-                retry_after=1,
-            )
+        """Raises Overloaded, see `Backlog`."""
+        self._backlog.add(generation, self._clock())
         self._live[generation.rid] = _Stream(sink, generation.n)
-        self._waiting += 1
 
     def close(self, rid: int) -> bool:
         """Drop a generation; False if it was over."""
         stream = self._live.pop(rid, None)
         if stream is None:
             return False
-        if not stream.admitted:
-            self._waiting -= 1
+        self._backlog.remove(rid, self._clock())
         return True
+
+    def learn(self, stats: EngineStats) -> None:
+        """The engine's newest figures, before the events that came with them."""
+        self._backlog.learn(stats.prefill_s, stats.decode_share, stats.backlog_tokens)
 
     def deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their sinks in order."""
@@ -70,10 +68,8 @@ class Streams:
             stream = self._live.get(event.rid)
             if stream is None:
                 continue
-            if type(event) is Admitted and not stream.admitted:
-                stream.admitted = True
-                self._waiting -= 1
-            elif type(event) is Finished:
+            self._backlog.book(event, self._clock())
+            if type(event) is Finished:
                 stream.left -= 1
                 if stream.left == 0:
                     self.close(event.rid)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.core.admission import Backlog, Bounds
 from headrace.core.clock import Clock, offset
 from headrace.core.errors import EngineUnavailable, StartupError
 from headrace.core.request import Generation
@@ -64,14 +65,14 @@ class WorkerEngine:
         blueprint: Blueprint,
         clock: Clock,
         *,
-        max_waiting: int = 256,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._blueprint = blueprint
         self._environment = environment
         """The worker's; None: the same as ours."""
         self._clock = clock
-        self._streams = Streams(max_waiting)
+        self._streams = Streams(Backlog(bounds), clock)
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._info: ModelInfo | None = None
@@ -176,6 +177,7 @@ class WorkerEngine:
         match report:
             case frames.Step(events, stats):
                 self.stats = stats
+                self._streams.learn(stats)
                 self._streams.deliver(events)
             case frames.Ready(info):
                 self._info = info

@@ -110,7 +110,8 @@ def main(fd: int) -> int:
         writer.send(frames.Broken(error.message))
         writer.finish()
         return 2
-    stepper = Stepper(engine, Limits(**blueprint.limits), time.monotonic, writer.step)
+    stepper = Stepper(engine, msgspec.convert(blueprint.limits, Limits), time.monotonic, writer.step)
+    stepper.calibrate()
     writer.send(frames.Ready(engine.info))
     threading.Thread(target=_read, args=(sock, stepper, writer), name="reader", daemon=True).start()
     gc.collect()

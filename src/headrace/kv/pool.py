@@ -9,9 +9,13 @@ is a list of runs, and a run knows its slots:
 Rules: `used` counts each run once; a run is `held` while a running slot shares it, otherwise it is idle (kept for
 reuse, free for the taking). llama.cpp has no call that tells these numbers, hence this ledger; the property test
 checks it against a naive one.
+The ledger counts what the scheduler decides, at once; `layout` says where the cells lie, and is told by the stepper
+what the engine does, in the engine's order: a slot given up while a step is booked is emptied after all its rows.
 """
 
 from __future__ import annotations
+
+from headrace.kv.cells import Cells
 
 
 class _Run:
@@ -31,6 +35,7 @@ class Pool:
         self.used = 0
         self.held = 0
         """Cells of running slots."""
+        self.layout = Cells(cells)
         self._free = list(range(slots - 1, -1, -1))
         self._runs: dict[int, list[_Run]] = {}
         self._running: set[int] = set()
@@ -51,6 +56,20 @@ class Pool:
     @property
     def slots_free(self) -> int:
         return len(self._free)
+
+    @property
+    def slots_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def slots_idle(self) -> int:
+        """Slots kept for reuse only."""
+        return len(self._runs) - len(self._running)
+
+    @property
+    def width(self) -> int:
+        """The highest used cell + 1, as of the engine's last act: what the next step has to look at."""
+        return self.layout.width
 
     def length(self, slot: int) -> int:
         """Tokens in the slot."""

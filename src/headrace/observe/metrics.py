@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 
 from headrace import __version__
+from headrace.core.errors import REASONS
 from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, StreamEngine
 from headrace.observe.histogram import Histogram
@@ -35,9 +36,19 @@ Row = tuple[str, str, Callable[[EngineStats], float]]
 ENGINE_GAUGES: tuple[Row, ...] = (
     ("headrace_requests_running", "Sequences in prefill or decode.", lambda s: s.running),
     ("headrace_requests_waiting", "Sequences in the engine's queue.", lambda s: s.waiting),
+    ("headrace_backlog_tokens", "Prompt tokens of all sequences that are still to be computed.",
+     lambda s: s.backlog_tokens),
     ("headrace_kv_cells_used", "KV cells that running sequences hold.", lambda s: s.cells_running),
     ("headrace_kv_cells_cached", "KV cells kept for reuse until they are needed.", lambda s: s.cells_cached),
     ("headrace_kv_cells_capacity", "KV cells in the pool.", lambda s: s.cells_total),
+    ("headrace_kv_cells_shared", "KV cells that more than one sequence has.", lambda s: s.cells_shared),
+    ("headrace_kv_cells_width", "Highest used KV cell + 1: each step pays for all below.", lambda s: s.cells_width),
+    ("headrace_cost_error_p50", "Median error of the predicted step time, as a share.", lambda s: s.cost_error_p50),
+    ("headrace_cost_error_p95", "95th percentile of that error.", lambda s: s.cost_error_p95),
+    ("headrace_kv_fragmentation", "Part of the free KV cells outside of their longest row.", lambda s: s.fragmentation),
+    ("headrace_kv_slots_running", "KV sequence ids of running sequences.", lambda s: s.slots_running),
+    ("headrace_kv_slots_cached", "KV sequence ids kept for reuse.", lambda s: s.slots_cached),
+    ("headrace_kv_slots_pinned", "KV sequence ids of pinned prompt templates.", lambda s: s.slots_pinned),
     ("headrace_kv_slots_free", "KV sequence ids that nothing holds.", lambda s: s.slots_free),
 )
 ENGINE_COUNTERS: tuple[Row, ...] = (
@@ -56,6 +67,7 @@ class Metrics:
     def __init__(self, engines: Mapping[str, StreamEngine], *, registry: CollectorRegistry | None = None) -> None:
         self._engines = engines
         self._requests: Counter[tuple[str, str]] = Counter()
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._ttft = Histogram(TTFT_BOUNDS)
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
         self._itl = Histogram(ITL_BOUNDS)
@@ -69,6 +81,8 @@ class Metrics:
     def request(self, record: Record) -> None:
         """Count one request that is over."""
         self._requests[record.route, record.outcome] += 1
+        if record.reason is not None and record.model is not None:
+            self._refused[record.model, record.reason] += 1
         ttft = record.timeline.ttft()
         for stage, ms in record.timeline.stages().items():
             # The last stage of a whole answer spans all its decoding; only a stream's says how long delivery takes.
@@ -97,6 +111,7 @@ class Metrics:
         for labels, count in sorted(self._requests.items()):
             requests.add_metric(labels, count)
         yield requests
+        yield self._refusals()
         yield _histogram("headrace_ttft_seconds", "First byte of a streamed request to its first text.", self._ttft)
         stages = HistogramMetricFamily("headrace_stage_seconds", "Time to the first text by stage.", labels=("stage",))
         for stage, histogram in self._stages.items():
@@ -111,6 +126,16 @@ class Metrics:
         build = InfoMetricFamily("headrace_build", "The version that runs.")
         build.add_metric((), {"version": __version__, "python": platform.python_version()})
         return build
+
+    def _refusals(self) -> Metric:
+        refused = CounterMetricFamily(
+            "headrace_refused",
+            f"Requests refused because of the queue; reason is one of {', '.join(REASONS)}.",
+            labels=("model", "reason"),
+        )
+        for labels in sorted({(name, reason) for name in self._engines for reason in REASONS} | self._refused.keys()):
+            refused.add_metric(labels, self._refused[labels])
+        return refused
 
     def _of_engines(self) -> Iterator[Metric]:
         stats: dict[str, EngineStats] = {name: engine.stats for name, engine in self._engines.items()}

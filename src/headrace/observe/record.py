@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.core.errors import HeadraceError, RequestError, ServiceError
+from headrace.core.errors import HeadraceError, Reason, RequestError, ServiceError
 from headrace.core.timeline import Timeline
 
 Outcome = Literal["ok", "error", "cancelled", "rejected", "invalid"]
@@ -32,6 +32,8 @@ class Record:
     timeline: Timeline
     status: int = CLIENT_GONE
     outcome: Outcome = "ok"
+    reason: Reason | None = None
+    """Why it was refused, if the queue was the reason."""
     model: str | None = None
     """A served name; `OTHER` if the client asked for one that is not served; None if the route has no model."""
     stream: bool = False

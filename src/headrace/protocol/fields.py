@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.core.errors import InvalidRequest
+from headrace.core.request import Decay
 
 T = TypeVar("T")
 Parser = Callable[[str, Any], T]
@@ -92,6 +93,13 @@ def number(low: float, high: float) -> Parser[float]:
     return parse
 
 
+def share(name: str, value: Any) -> float:
+    """0 < x <= 1"""
+    if not _within(value, 0.0, 1.0) or value == 0:
+        raise wrong(name, "a number above 0 and at most 1", value)
+    return float(value)
+
+
 def above_zero(name: str, value: Any) -> float:
     """x > 0, finite."""
     if not _within(value, 0.0, sys.float_info.max) or value == 0:
@@ -131,6 +139,33 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise wrong(name, "an object", value)
     return value
+
+
+def one_of(values: Mapping[str, T]) -> Parser[T]:
+    """One of these strings, exactly as written; what it stands for."""
+    rule = " or ".join(f'"{known}"' for known in values)
+
+    def parse(name: str, value: Any) -> T:
+        if not isinstance(value, str) or value not in values:
+            raise wrong(name, rule, value)
+        return values[value]
+
+    return parse
+
+
+def decay(name: str, value: Any) -> Decay:
+    """An object of `every`, `factor` and `floor`, each with a default and nothing else in it: a name that is misspelt
+    would give other text than was asked for, and nobody would know."""
+    every = Field(f"{name}.every", integer(1, 10_000), 10)
+    factor = Field(f"{name}.factor", share, 0.95)
+    floor = Field(f"{name}.floor", number(0, 2), 0.4)
+    given = mapping(name, value)
+    unknown = len(given.keys() - {"every", "factor", "floor"})
+    if unknown:
+        raise InvalidRequest(
+            f"{name} may hold every, factor and floor; got {unknown} other field{'s'[: unknown > 1]}", param=name
+        )
+    return Decay(every.read(given), factor.read(given), floor.read(given))
 
 
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:

@@ -16,17 +16,19 @@ from typing import Any
 import msgspec
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.request import ChatRequest, CompletionRequest, Options, Sampling
+from headrace.core.request import BATCH, INTERACTIVE, ChatRequest, CompletionRequest, Decay, Options, Sampling
 from headrace.protocol.fields import (
     MAX_INT,
     Field,
     above_zero,
     boolean,
+    decay,
     integer,
     logit_bias,
     mapping,
     nested_deeper,
     number,
+    one_of,
     shown,
     stop_strings,
     text,
@@ -63,6 +65,9 @@ INCLUDE_USAGE: Field[bool] = Field("stream_options.include_usage", boolean, Fals
 HEADRACE: Field[Mapping[str, Any]] = Field("headrace", mapping, {})
 TIMINGS: Field[bool] = Field("headrace.timings", boolean, False)
 CACHE: Field[bool] = Field("headrace.cache", boolean, True)
+TEMPERATURE_DECAY: Field[Decay | None] = Field("headrace.temperature_decay", decay, None)
+PRIORITY: Field[int] = Field("headrace.priority", one_of({"interactive": INTERACTIVE, "batch": BATCH}), INTERACTIVE)
+TTFT_DEADLINE_MS: Field[float | None] = Field("headrace.ttft_deadline_ms", number(1, 600_000), None)
 
 # Chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 CHAT_LOGPROBS: Field[bool] = Field("logprobs", boolean, False)
@@ -183,6 +188,7 @@ def _sampling(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int
         logit_bias=_logit_bias(n_vocab).read(fields),
         seed=seed() if given is None else given & _SEED_MASK,  # a negative seed keeps its low 63 bits
         logprobs=logprobs,
+        decay=TEMPERATURE_DECAY.read(HEADRACE.read(fields)),
     )
 
 
@@ -196,6 +202,7 @@ def _options(fields: Mapping[str, Any], sampling: Sampling, max_tokens: int | No
     if stream_options is not None and not stream:
         raise InvalidRequest("stream_options is only for a request with stream set to true", param="stream_options")
     ours = HEADRACE.read(fields)
+    deadline_ms = TTFT_DEADLINE_MS.read(ours)
     return Options(
         max_tokens=max_tokens,
         n=N.read(fields),
@@ -205,6 +212,8 @@ def _options(fields: Mapping[str, Any], sampling: Sampling, max_tokens: int | No
         include_usage=INCLUDE_USAGE.read(stream_options or {}),
         timings=TIMINGS.read(ours),
         cache=CACHE.read(ours),
+        priority=PRIORITY.read(ours),
+        deadline=None if deadline_ms is None else deadline_ms / 1000,
     )
 
 

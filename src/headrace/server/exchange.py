@@ -11,7 +11,15 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
-from headrace.core.errors import BodyTooLarge, Draining, HeadraceError, MethodNotAllowed, ServiceError, Unauthorized
+from headrace.core.errors import (
+    BodyTooLarge,
+    Draining,
+    HeadraceError,
+    MethodNotAllowed,
+    Overloaded,
+    ServiceError,
+    Unauthorized,
+)
 from headrace.core.timeline import Timeline
 from headrace.observe.record import OTHER, Record, outcome_of
 from headrace.protocol.envelope import envelope
@@ -97,6 +105,8 @@ class Exchange:
     async def refuse(self, error: HeadraceError) -> None:
         """Answer with an error's status and envelope. Raises ClientGone."""
         self.record.outcome = outcome_of(error)
+        if isinstance(error, Overloaded):
+            self.record.reason = error.reason
         body = envelope(error)
         await self.start(error.status, self._whole(body, JSON, _headers_of(error)))
         if isinstance(error, BodyTooLarge):

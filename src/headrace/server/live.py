@@ -141,7 +141,8 @@ class Live:
             self.fail(
                 Overloaded(
                     f"no place became free in {now - submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
-                    "try again later"
+                    "try again later",
+                    reason="queue_timeout",
                 )
             )
 

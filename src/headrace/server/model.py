@@ -113,6 +113,8 @@ class ServedModel:
                 stop=options.stop,
                 sampling=options.sampling,
                 cache=options.cache,
+                priority=options.priority,
+                deadline=options.deadline,
             )
             for prompt, room in zip(prompts, rooms, strict=True)
             if options.max_tokens != 0

@@ -1,0 +1,317 @@
+"""Who may join: what an engine still has to prefill, and whether one more would be in time.
+
+    add ──► waiting ──Admitted──► prefilling ──first Delta──► reading ──remove──► gone
+     │      counts: requests,     counts: what is             counts: its place
+     │      tokens, work          left of its work
+     └──► Overloaded: queue_full, queue_tokens, deadline
+
+Rules:
+1. A late answer costs as much as one in time and is worth nothing, so what cannot be in time is refused before anything
+   is computed for it. That is what keeps goodput flat when more comes than can be answered.
+2. Hard limits hold always; a prediction refuses only what the engine's own figures show to be late. Nothing known,
+   nothing refused.
+3. Under overload the queue stands exactly where the last one is just in time, so figures that are a little too good
+   make everybody late. Therefore predicted waits are corrected by what came of those before them.
+4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet.
+Pure: no clock, no I/O. One for each engine, on the server's side, where a burst is seen before the engine sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.core.errors import Overloaded
+from headrace.core.events import Admitted, Delta, Event
+from headrace.core.request import Generation
+
+AGEING = 0.25
+"""Seconds of work by which a prompt moves forward for each second that it waits. As the scheduler orders them."""
+
+MEMORY = 0.95
+"""What is left of an older prompt's weight in the hit ratio when the next one is known."""
+
+WORTH_LEARNING_S = 0.1
+"""Shorter waits say more about steps and wake-ups than about the queue."""
+
+LATE, EARLY = 1.045, 0.995
+"""What the correction is multiplied by after somebody who came later, or earlier, than corrected: the two balance when
+one in ten is late, as 0.1 · log LATE = −0.9 · log EARLY."""
+
+LEAST_CORRECTION, MOST_CORRECTION = 0.5, 4.0
+
+MOST_DECODE = 0.95
+"""Decodes never take all of a second: prefill always moves on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may wait for one engine, and how long."""
+
+    max_waiting: int = 256
+    """Requests that wait for a place."""
+    max_waiting_tokens: int = 262_144
+    """Their prompt tokens."""
+    queue_timeout_s: float = math.inf
+    """Who would wait longer for its turn is refused at once."""
+    places: int = 0
+    """Sequences that the engine computes at the same time: who fits does not count as waiting. 0: not known, everybody
+    waits until the engine has begun with it."""
+    predict: bool = True
+    """False: only the hard limits."""
+
+
+class _Prompt:
+    """One live generation. `cached` is None until the engine has begun with it."""
+
+    __slots__ = (
+        "arrived",
+        "begun",
+        "cached",
+        "choices",
+        "own",
+        "priority",
+        "reading",
+        "report",
+        "reuses",
+        "tokens",
+        "wait",
+    )
+
+    def __init__(self, generation: Generation, now: float, report: int) -> None:
+        self.arrived = now
+        self.report = report
+        """Number of the engine's last report before it: the next one counts it."""
+        self.tokens = len(generation.prompt)
+        self.choices = generation.n
+        self.priority = generation.priority
+        self.reuses = generation.cache
+        self.cached: int | None = None
+        self.begun = 0.0
+        self.reading = False
+        """Its first token is out."""
+        self.wait = self.own = 0.0
+        """What the engine's figures said when it came, in s; 0 if they said nothing."""
+
+
+class Backlog:
+    """The book of one engine's prompts, from submit to first token. Times in s on one clock, sizes in tokens."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._live: dict[int, _Prompt] = {}
+        """rid → prompt, in order of arrival."""
+        self._prefill_s = 0.0
+        self._decode_share = 0.0
+        self._reported = 0.0
+        """Tokens that the engine says are to be computed."""
+        self._reports = 0
+        self.correction = 1.0
+        """What a predicted wait is multiplied by."""
+        self._hits = self._seen = 0.0
+        """Tokens of recent prompts that were cached, and all of them; the latest weigh most."""
+        self._held_s = self._holders = 0.0
+        """How long recent generations held their places, and how many they were; the latest weigh most."""
+
+    def __repr__(self) -> str:
+        return f"<Backlog [{len(self._live)} live, {self.waiting} waiting]>"
+
+    @property
+    def waiting(self) -> int:
+        """Generations that the engine has not begun with."""
+        return sum(1 for _ in self._waiting())
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of a prompt that is expected to be cached: that of the prompts before it."""
+        return self._hits / self._seen if self._seen else 0.0
+
+    # What becomes known.
+
+    def learn(self, prefill_s: float, decode_share: float, backlog_tokens: int) -> None:
+        """The engine's figures: s per prompt token, what decodes take of each second (0 to 1), and the prompt tokens
+        of all its sequences that it has yet to compute."""
+        self._prefill_s = prefill_s
+        self._decode_share = min(max(decode_share, 0.0), MOST_DECODE)
+        self._reported = float(backlog_tokens)
+        self._reports += 1
+
+    def add(self, generation: Generation, now: float) -> None:
+        """Take on a generation. Raises Overloaded."""
+        prompt = _Prompt(generation, now, self._reports)
+        if self._prefill_s > 0.0:
+            size = self._size(prompt.tokens, prompt.reuses)
+            prompt.wait = self._wait(size, prompt.priority, now, choices=prompt.choices)
+            prompt.own = self._seconds(size)
+        self._check(prompt, generation.deadline)
+        self._live[generation.rid] = prompt
+
+    def book(self, event: Event, now: float) -> None:
+        """Follow a generation to its first token."""
+        prompt = self._live.get(event.rid)
+        if prompt is None:
+            return
+        if type(event) is Admitted:
+            if prompt.cached is None:
+                prompt.cached, prompt.begun = event.cached, now
+                if prompt.reuses:
+                    self._hits = MEMORY * self._hits + event.cached
+                    self._seen = MEMORY * self._seen + prompt.tokens
+        elif type(event) is Delta and not prompt.reading:
+            prompt.reading = True
+            self._compare(prompt, now)
+
+    def remove(self, rid: int, now: float) -> None:
+        """It is over, or nobody wants it any more; unknown ones are ignored."""
+        prompt = self._live.get(rid)
+        if prompt is None:
+            return
+        if not prompt.reading and prompt.report < self._reports:
+            # The engine's figure holds this one until its next step: newcomers shall not pay for it.
+            scale, _ = self._split()
+            self._reported = max(0.0, self._reported - self._left(prompt, scale))
+        if prompt.cached is not None:
+            self._held_s = MEMORY * self._held_s + (now - prompt.begun)
+            self._holders = MEMORY * self._holders + 1.0
+        del self._live[rid]
+
+    # What follows from it.
+
+    def predict(self, tokens: int, priority: int, now: float, *, reuses: bool = True) -> float:
+        """Seconds from `now` to the first token of a prompt that comes now; 0 if the engine's speed is not known.
+
+        An approximation. Before it go all prompts of a more urgent priority, and of its own those with less work left,
+        where each second of waiting counts as AGEING seconds of work done; then comes the prompt itself, less its
+        share of cached tokens, all at the speed that decodes leave. If all places are taken, it waits for one as well,
+        and the longer of the two counts. Prompts that come later and pass it are not foreseen; the correction knows
+        what that came to before.
+        """
+        size = self._size(tokens, reuses)
+        return self.correction * self._wait(size, priority, now) + self._seconds(size)
+
+    def _wait(self, size: float, priority: int, now: float, *, choices: int = 1) -> float:
+        """Seconds until it is the turn of a prompt of `size` tokens that comes now, by the figures alone."""
+        return max(self._seconds(self._ahead(size, priority, now)), self._place(choices, priority, now))
+
+    def _place(self, choices: int, priority: int, now: float) -> float:
+        """Seconds until there is a place for it: P places that are held for H seconds each come free every H / P
+        seconds, the first one when the oldest holder has had its H."""
+        places = self.bounds.places
+        holders = [p for p in self._live.values() if p.cached is not None]
+        need = choices - places + sum(p.choices for p in holders)
+        need += sum(p.choices for p in self._waiting() if p.priority <= priority)
+        if need <= 0 or not holders or not places or not self._holders:
+            return 0.0
+        hold = self._held_s / self._holders
+        first = hold - max(now - p.begun for p in holders)
+        return min(hold / places, max(0.0, first)) + (need - 1) * hold / places
+
+    def _ahead(self, size: float, priority: int, now: float) -> float:
+        """Tokens that are computed before a prompt of `size` tokens that comes now."""
+        scale, ahead = self._split()
+        own = self._seconds(size)
+        for prompt in self._live.values():
+            if prompt.reading or prompt.priority > priority:
+                continue
+            left = self._left(prompt, scale)
+            if prompt.priority < priority or self._seconds(left) - AGEING * (now - prompt.arrived) <= own:
+                ahead += left
+        return ahead
+
+    def _compare(self, prompt: _Prompt, now: float) -> None:
+        """Learn from when its first token came."""
+        if prompt.wait >= WORTH_LEARNING_S:
+            late = now - prompt.arrived > self.correction * prompt.wait + prompt.own
+            correction = self.correction * (LATE if late else EARLY)
+            self.correction = min(max(correction, LEAST_CORRECTION), MOST_CORRECTION)
+
+    def _waiting(self) -> Iterator[_Prompt]:
+        return (prompt for prompt in self._live.values() if prompt.cached is None)
+
+    def _check(self, prompt: _Prompt, deadline: float | None) -> None:
+        """Raises Overloaded if it does not fit or would be late; `retry_after` says when it would do."""
+        queued = self._queued(prompt.choices)
+        if queued is not None:
+            self._check_limits(queued, prompt.tokens)
+        if self.bounds.predict and self._prefill_s > 0.0:
+            self._check_time(prompt, deadline)
+
+    def _queued(self, choices: int) -> list[_Prompt] | None:
+        """Who waits although all places that are free now are taken; None if one more with `choices` finds a place."""
+        free = self.bounds.places - sum(p.choices for p in self._live.values() if p.cached is not None)
+        queued: list[_Prompt] = []
+        for prompt in self._waiting():
+            if queued or prompt.choices > free:
+                queued.append(prompt)
+            else:
+                free -= prompt.choices
+        return None if not queued and choices <= free else queued
+
+    def _check_limits(self, queued: list[_Prompt], tokens: int) -> None:
+        bounds, count = self.bounds, len(queued)
+        if count >= bounds.max_waiting:
+            work = sum(self._size(p.tokens, p.reuses) for p in queued)
+            retry = _whole_seconds(self._seconds(work) / max(1, count))
+            raise Overloaded(
+                f"{count} requests are waiting, the limit is {bounds.max_waiting}; try again in {retry} s",
+                retry_after=retry,
+                reason="queue_full",
+            )
+        held = sum(p.tokens for p in queued)
+        if queued and held + tokens > bounds.max_waiting_tokens:
+            retry = _whole_seconds(self._seconds(held + tokens - bounds.max_waiting_tokens))
+            raise Overloaded(
+                f"{held} prompt tokens are waiting and this request has {tokens}, the limit is "
+                f"{bounds.max_waiting_tokens}; try again in {retry} s",
+                retry_after=retry,
+                reason="queue_tokens",
+            )
+
+    def _check_time(self, prompt: _Prompt, deadline: float | None) -> None:
+        wait, own, timeout = self.correction * prompt.wait, prompt.own, self.bounds.queue_timeout_s
+        if deadline is not None and wait + own > deadline:
+            retry = _whole_seconds(wait - max(0.0, deadline - own))
+            what, seconds, limit = "the first token would come", wait + own, f"its deadline is {deadline:.3g} s"
+        elif wait > timeout:
+            retry = _whole_seconds(wait - timeout)
+            what, seconds, limit = "it would be this request's turn", wait, f"the limit is {timeout:.3g} s"
+        else:
+            return
+        raise Overloaded(
+            f"{what} in {seconds:.1f} s, {limit}; try again in {retry} s", retry_after=retry, reason="deadline"
+        )
+
+    def _size(self, tokens: int, reuses: bool) -> float:
+        """Tokens of a prompt that will have to be computed. Which of them are cached only the engine can tell, so the
+        share is that of the prompts before it; the last token always is computed."""
+        return max(1.0, tokens * (1.0 - self.hit_ratio)) if reuses else float(tokens)
+
+    def _seconds(self, tokens: float) -> float:
+        """What computing prompt tokens takes beside the decodes."""
+        return tokens * self._prefill_s / (1.0 - self._decode_share)
+
+    def _left(self, prompt: _Prompt, scale: float) -> float:
+        """Tokens that are still to be computed for a prompt; `scale` as `_split` gives it."""
+        return self._size(prompt.tokens, prompt.reuses) if prompt.cached is None else scale * _whole(prompt)
+
+    def _split(self) -> tuple[float, float]:
+        """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
+        nothing is known here: replays, sequences that had to start again).
+
+        Those that wait are counted here (of the latest the engine may not have heard); the rest is the running ones'.
+        """
+        waits = sum(self._size(p.tokens, p.reuses) for p in self._waiting() if p.report < self._reports)
+        whole = sum(_whole(p) for p in self._live.values() if p.cached is not None and not p.reading)
+        left = max(0.0, self._reported - waits)
+        return min(1.0, left / whole) if whole else 0.0, max(0.0, left - whole)
+
+
+def _whole(prompt: _Prompt) -> int:
+    """What the engine had to compute of a prompt when it began."""
+    return prompt.tokens - (prompt.cached or 0)
+
+
+def _whole_seconds(seconds: float) -> int:
+    """For `Retry-After`."""
+    return max(1, math.ceil(seconds))

@@ -1,0 +1,97 @@
+"""How long may the next step be, and how many prompt tokens is that?
+
+    nobody reads              no longer than a newcomer may be kept waiting for the end of a step          guard
+    somebody reads            the target for gaps between tokens                                           itl
+    … and a prompt has        the most that a gap may be while it waits for its first token                itl_hard
+      burnt its fuse
+    a crowd of newcomers      what nobody would mind once: it brings them all to their first tokens        stall
+      could be finished
+
+Rules: a step always brings some prompt forward. Sizes come from few buckets of rows, decodes included, so that the
+engine meets shapes it has met before. Without a cost model a step is a fixed number of tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from headrace.core.costmodel import TILE, CostModel, Work, positions
+
+LEAST = 8
+"""Prompt tokens that a step computes at least, however deep in the prompt they are."""
+
+CROWD = 3
+"""How much a newcomer's wait for the first token weighs against one more gap of somebody who reads already."""
+
+BUCKETS: tuple[int, ...] = (
+    *range(1, 48),
+    *range(48, TILE, 4),
+    *range(TILE, 8 * TILE, 16),
+    *range(8 * TILE, 129 * TILE, TILE),
+)
+"""Rows of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Lengths of a step in seconds; see the module. `fuse`: how long a request waits before it burns."""
+
+    itl: float = 0.1
+    itl_hard: float = 0.145
+    stall: float = 0.5
+    guard: float = 0.25
+    fuse: float = 0.1
+
+    def seconds(self, reading: int, burnt: int, finishing: int) -> float:
+        """Of a step beside `reading` readers, `burnt` prompts past their fuse, `finishing` newcomers short."""
+        crowd = CROWD * finishing > max(reading, CROWD)
+        if not reading:
+            return max(self.guard, self.stall) if crowd else self.guard
+        if crowd:
+            return max(self.itl_hard, self.stall)
+        return self.itl_hard if burnt else self.itl
+
+
+class Room:
+    """What is left of one step while its shares are given out."""
+
+    def __init__(self, model: CostModel | None, base: Work, *, seconds: float, tokens: int) -> None:
+        """`base`: what the step computes anyway; `seconds` for all of it; `tokens`: prompt tokens at most."""
+        self._model = model
+        self._base = base
+        self._seconds = seconds
+        self._left = tokens
+        self._taken = 0
+        self._positions = 0
+
+    @property
+    def full(self) -> bool:
+        """Nothing more fits."""
+        return self._left <= 0
+
+    def give(self, start: int, pending: int) -> int:
+        """Tokens for a prompt that has computed `start` and lacks `pending`: 0 to `pending`. What is given is taken."""
+        count = self._most(start, pending)
+        self._left = self._left - count if count == pending else 0
+        self._taken += count
+        self._positions += positions(start, count)
+        return count
+
+    def _most(self, start: int, pending: int) -> int:
+        most = min(pending, self._left)
+        model = self._model
+        if model is None or most <= 0 or self._fits(model, start, most):
+            return max(0, most)
+        rows = self._base.decode + self._taken
+        low, high = bisect_right(BUCKETS, rows), bisect_right(BUCKETS, rows + most)
+        for i in range(high - 1, low - 1, -1):
+            if self._fits(model, start, BUCKETS[i] - rows):
+                return BUCKETS[i] - rows
+        return 0 if self._taken else min(LEAST, most)
+
+    def _fits(self, model: CostModel, start: int, count: int) -> bool:
+        base = self._base
+        taken = self._taken + count
+        work = Work(taken, base.decode, base.positions + self._positions + positions(start, count), base.width + taken)
+        return model.predict(work) <= self._seconds

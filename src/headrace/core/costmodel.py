@@ -1,0 +1,123 @@
+"""What will a step cost? A linear model, fitted to the steps themselves.
+
+    step ≈ a + b·P + c·D + e·(positions that its rows look back on) + d·(P + D)·width
+
+P prefill tokens, D decode rows, width the highest cell in use. The position term has two coefficients, because
+llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that many and row by row below, at up to
+three times the price: a small chunk deep in a long prompt is dear.
+
+Rules: recursive least squares with forgetting; coefficients are never negative; a step that took far longer than
+predicted (the machine was busy with something else) counts as a somewhat slow one, or one hiccup would teach the model
+fear. Pure: whoever runs the steps brings the seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+TILE = 64
+"""Rows from which on attention is computed in tiles (GGML_FA_TILE_Q of llama.cpp's CPU backend)."""
+
+FORGET = 0.98
+"""Weight of the past at each step: half of it is gone after 34 steps with a prompt."""
+
+CLIP = 2.0
+"""A step counts as at most this many times its prediction."""
+
+NOISE = 0.1
+"""How far a step may be off for reasons that are not the model's, as a share of its length."""
+
+TERMS = ("fixed", "prefill", "decode", "tiled", "rowwise", "width")
+
+# Seconds, before anything was measured: a small model on two cores. The first steps of any machine replace it.
+PRIOR = (1e-3, 3e-3, 5e-3, 1.5e-6, 3e-6, 5e-9)
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """What a step computes. Tokens and cells."""
+
+    prefill: int = 0
+    decode: int = 0
+    positions: int = 0
+    """Sum over all rows of the positions before each."""
+    width: int = 0
+
+    def terms(self) -> tuple[float, ...]:
+        """The factors of the model's coefficients, in the order of TERMS."""
+        rows = self.prefill + self.decode
+        tiled, rowwise = (self.positions, 0) if rows >= TILE else (0, self.positions)
+        return (1.0, self.prefill, self.decode, tiled, rowwise, rows * self.width)
+
+
+def positions(start: int, count: int) -> int:
+    """Sum of the positions start … start + count - 1."""
+    return count * start + count * (count - 1) // 2
+
+
+class CostModel:
+    """Learns from `observe`, answers `predict`. Seconds."""
+
+    def __init__(self, coefficients: Sequence[float] = PRIOR, *, sure: bool = False) -> None:
+        """`sure`: measured on this machine with this model; otherwise the first steps outweigh `coefficients`."""
+        self._w = np.array(coefficients, dtype=np.float64)
+        # Scaled so that each term's uncertainty is in proportion to its coefficient.
+        spread = 0.1 if sure else 10.0
+        self._p = np.diag((spread * np.maximum(self._w, np.array(PRIOR) / 100)) ** 2)
+        self._most = np.diag(self._p).copy()
+        self._plain: tuple[float, ...] = tuple(self._w.tolist())
+        self._errors: deque[float] = deque(maxlen=256)
+        self.observed = 0
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {value * 1e6:.3g}" for name, value in zip(TERMS, self._plain, strict=True))
+        return f"<CostModel [µs: {parts}; error {self.error(0.5):.0%}]>"
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """To be saved, in the order of TERMS."""
+        return self._plain
+
+    @property
+    def per_token(self) -> float:
+        """Seconds of a prompt token at the beginning of a prompt."""
+        return self._plain[1]
+
+    def predict(self, work: Work) -> float:
+        """Seconds that the step will take."""
+        # In plain floats: called for several sizes of each step, and numpy's overhead is ten times the arithmetic.
+        a, b, c, tiled, rowwise, d = self._plain
+        rows = work.prefill + work.decode
+        e = tiled if rows >= TILE else rowwise
+        return a + b * work.prefill + c * work.decode + e * work.positions + d * rows * work.width
+
+    def prefill(self, start: int, count: int) -> float:
+        """Seconds that `count` tokens after the first `start` of a prompt take in steps of efficient size."""
+        return self._plain[1] * count + self._plain[3] * positions(start, count)
+
+    def error(self, quantile: float) -> float:
+        """|predicted - measured| / measured over the last 256 steps; 0 before the first."""
+        if not self._errors:
+            return 0.0
+        ordered = sorted(self._errors)
+        return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+    def observe(self, work: Work, seconds: float) -> None:
+        """Learn from a step that took `seconds`, > 0."""
+        x = np.array(work.terms(), dtype=np.float64)
+        predicted = float(self._w @ x)
+        self._errors.append(abs(predicted - seconds) / seconds)
+        self.observed += 1
+        if self.observed > len(TERMS):
+            seconds = min(seconds, CLIP * predicted)
+        # Relative errors: a step of 10 ms that is 2 ms off says as much as one of 100 ms that is 20 ms off.
+        gain = self._p @ x / ((NOISE * seconds) ** 2 * FORGET + x @ self._p @ x)
+        self._w = np.maximum(self._w + gain * (seconds - predicted), 0.0)
+        self._p = (self._p - np.outer(gain, x @ self._p)) / FORGET
+        # Forgetting what no step shows any more would make the next such step overthrow the model.
+        shrink = np.sqrt(np.minimum(1.0, self._most / np.maximum(np.diag(self._p), 1e-300)))
+        self._p *= np.outer(shrink, shrink)
+        self._plain = tuple(self._w.tolist())

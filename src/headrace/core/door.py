@@ -1,0 +1,82 @@
+"""Who of the waiting may start in this plan?
+
+Rules: nobody is admitted whom the cells do not hold to the end of the prompt; a prompt whose prefix is being computed
+for another is left waiting, the next plans will find it cached; once somebody finds no room, nobody behind gets in, or
+large ones would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
+paused, because its reader is slow, takes no place.
+"""
+
+from __future__ import annotations
+
+from headrace.core.plan import Admission
+from headrace.core.residency import Residency
+from headrace.core.sequence import Sequence, common_prefix
+
+WORTH_WAITING = 32
+"""Shorter shared prefixes are computed again: waiting for the other's step costs more."""
+
+
+class Door:
+    """Places, slots and cells of one plan, counted as if those admitted before had started."""
+
+    def __init__(
+        self, residency: Residency, running: list[Sequence], *, max_batch: int, max_running: int, await_prefix: bool
+    ) -> None:
+        """`running`: all that hold a slot."""
+        self.admissions: list[Admission] = []
+        self._residency = residency
+        self._running = len(running)
+        self._batch = sum(not s.paused for s in running)
+        self._max_batch, self._max_running = min(max_batch, max_running), max_running
+        self._await_prefix = await_prefix
+        self._prefilling = [s for s in running if s.pending > 1 and not s.paused]
+        self._promised = residency.pool.held + sum(s.pending for s in running)
+        self._counted: dict[int | None, int] = {s.slot: s.computed for s in running}
+        """Slot → how many of its cells are in `_promised`."""
+        self._slots = residency.pool.slots_free + len(residency.idle)
+        self._shut = False
+
+    def open(self, sequence: Sequence, *, burnt: bool) -> Admission | None:
+        """Let a sequence in, or not."""
+        pool, idle, admissions = self._residency.pool, self._residency.idle, self.admissions
+        batch = self._batch + len(admissions)
+        if self._shut or batch >= (self._max_running if burnt else self._max_batch):
+            return None
+        shared, source = self._residency.match(sequence)
+        if self._await_prefix and self._is_coming(sequence, shared):
+            return None
+        # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
+        if len(admissions) + len({source, *self._counted} & idle.keys()) >= self._slots:
+            if admissions:
+                self._shut = True
+                return None
+            shared, source = 0, None
+        if len(admissions) >= self._slots:
+            self._shut = True
+            return None
+        # Idle cells that are shared become held, once; cells of a running source are counted already.
+        need = len(sequence.tokens) + 1 - min(shared, self._counted.get(source, 0))
+        if self._promised + need > pool.cells and (self._running or admissions):
+            self._shut = True
+            return None
+        self._promised += need
+        self._counted[source] = max(shared, self._counted.get(source, 0))
+        self._prefilling.append(sequence)
+        admissions.append(Admission(sequence, source, shared))
+        return admissions[-1]
+
+    def _is_coming(self, sequence: Sequence, have: int) -> bool:
+        """Is a longer prefix of this prompt being computed for somebody else right now?"""
+        if not self._residency.reuses(sequence):
+            return False
+        most = len(sequence.tokens) - 1
+        window = sequence.tokens[have : have + WORTH_WAITING]
+        for other in self._prefilling:
+            if not other.generation.cache or other.generation.salt != sequence.generation.salt:
+                continue
+            if window != other.tokens[have : have + WORTH_WAITING]:
+                continue  # decides nearly all pairs without comparing whole prompts
+            reach = min(common_prefix(sequence.tokens, other.tokens), most)
+            if reach > other.computed and reach - have >= WORTH_WAITING:
+                return True
+        return False

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.core.costmodel import PRIOR, TERMS, TILE, CostModel, Work, positions
+
+TRUE = (2e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 5e-9)
+
+
+def some_work(rng: random.Random) -> Work:
+    prefill = rng.choice([0, 0, 8, 16, 32, 60, 64, 128, 256])
+    decode = rng.randrange(0 if prefill else 1, 9)
+    back = positions(rng.randrange(1500), prefill) + sum(rng.randrange(1500) for _ in range(decode))
+    return Work(prefill, decode, back, rng.randrange(100, 8000))
+
+
+def taught(steps: int, *, noise: float = 0.0, seed: int = 1) -> CostModel:
+    rng, model, truth = random.Random(seed), CostModel(), CostModel(TRUE)
+    for _ in range(steps):
+        work = some_work(rng)
+        model.observe(work, truth.predict(work) * rng.uniform(1 - noise, 1 + noise))
+    return model
+
+
+def test_positions_are_summed() -> None:
+    assert positions(10, 3) == 10 + 11 + 12
+    assert positions(5, 0) == 0
+
+
+def test_attention_is_dearer_below_a_tile() -> None:
+    below, tile = Work(TILE - 1, 0, 100_000, 0), Work(TILE - 1, 1, 100_000, 0)
+    assert below.terms()[TERMS.index("tiled")] == 0
+    assert tile.terms()[TERMS.index("rowwise")] == 0
+    model = CostModel(TRUE)
+    assert model.predict(tile) < model.predict(below)
+
+
+def test_it_learns_what_steps_take() -> None:
+    model, truth, rng = taught(200), CostModel(TRUE), random.Random(2)
+    for _ in range(100):
+        work = some_work(rng)
+        assert model.predict(work) == pytest.approx(truth.predict(work), rel=0.03)
+
+
+def test_noise_does_not_mislead_it() -> None:
+    model, truth, rng = taught(400, noise=0.1), CostModel(TRUE), random.Random(2)
+    errors = sorted(abs(model.predict(work) / truth.predict(work) - 1) for work in (some_work(rng) for _ in range(200)))
+    assert errors[100] < 0.05
+    assert errors[190] < 0.15
+    assert 0.02 < model.error(0.5) < 0.1
+    assert model.error(0.5) <= model.error(0.95)
+
+
+def test_coefficients_are_never_negative() -> None:
+    rng, model = random.Random(3), CostModel()
+    for _ in range(500):
+        model.observe(some_work(rng), rng.uniform(1e-4, 1.0))
+        assert min(model.coefficients) >= 0.0
+        assert model.predict(some_work(rng)) >= 0.0
+
+
+def test_a_hiccup_is_soon_forgotten() -> None:
+    model = taught(200)
+    decode = Work(0, 1, 100, 500)
+    before = model.predict(decode)
+    model.observe(decode, 5.0)
+    assert model.predict(decode) < 2.5 * before
+    for _ in range(10):
+        model.observe(decode, before)
+    assert model.predict(decode) == pytest.approx(before, rel=0.15)
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    model, rng, slower = taught(200), random.Random(5), CostModel(tuple(1.5 * c for c in TRUE))
+    for _ in range(120):
+        work = some_work(rng)
+        model.observe(work, slower.predict(work))
+    work = Work(64, 4, 30_000, 2000)
+    assert model.predict(work) == pytest.approx(slower.predict(work), rel=0.1)
+
+
+def test_what_no_step_shows_is_not_unlearned() -> None:
+    """Thousands of equal decodes say nothing about prompts: the next prompt must be judged as before."""
+    model = taught(200)
+    prompt = Work(128, 0, 60_000, 1000)
+    before = model.predict(prompt)
+    decode = Work(0, 1, 300, 500)
+    for _ in range(5000):
+        model.observe(decode, CostModel(TRUE).predict(decode))
+    assert model.predict(prompt) == pytest.approx(before, rel=0.2)
+    model.observe(prompt, before)
+    assert model.predict(prompt) == pytest.approx(before, rel=0.05)
+
+
+def test_saved_coefficients_are_trusted() -> None:
+    model = CostModel(TRUE, sure=True)
+    work = Work(64, 0, 2016, 64)
+    assert model.predict(work) == CostModel(TRUE).predict(work)
+    model.observe(work, 3 * model.predict(work))
+    unsure = CostModel(TRUE)
+    unsure.observe(work, 3 * unsure.predict(work))
+    assert model.predict(work) < unsure.predict(work)
+
+
+def test_prefill_is_judged_at_the_efficient_size() -> None:
+    model = CostModel(TRUE)
+    assert model.prefill(0, 100) == pytest.approx(100 * TRUE[1] + 4950 * TRUE[3])
+    assert model.prefill(1000, 100) > model.prefill(0, 100)
+    assert model.prefill(1000, 0) == 0
+
+
+def test_it_knows_nothing_of_its_error_before_the_first_step() -> None:
+    model = CostModel()
+    assert model.error(0.5) == model.error(0.95) == 0.0
+    assert model.coefficients == PRIOR
+    assert "error 0%" in repr(model)
