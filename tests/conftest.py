@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before the engine's library is loaded, which reads it once: tests share their cores with other work, and compute
+# threads that wait busily for each other then take many times as long.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from headrace.config import cache_home
 from headrace.core.errors import StartupError
