@@ -33,8 +33,7 @@ HIT = 0.9
 MOVED_MS = 0.1
 """Below this nothing was moved: the KV of 1,000 tokens is 20 MB and more, and no memory is that fast."""
 
-TEMPLATE = """[[template]]
-name = "bench"
+TEMPLATE = """[templates.bench]
 system = "{system}"
 """
 

@@ -17,7 +17,10 @@ def said(text: str) -> Answer:
 
 
 def test_right_is_what_any_undisturbed_run_wrote() -> None:
-    runs = [[said("a"), said("b"), said("c"), said("d")], [said("a"), said("B"), said("c"), Refused("broke")]]
+    runs: list[list[object]] = [
+        [said("a"), said("b"), said("c"), said("d")],
+        [said("a"), said("B"), said("c"), Refused("broke")],
+    ]
     assert compare([said("a"), said("B"), said("x"), said("d")], runs) == {
         "finished": 4,
         "right": 3,

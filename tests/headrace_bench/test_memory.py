@@ -62,7 +62,7 @@ def test_a_request_asks_for_its_timeline() -> None:
 
 
 def test_the_template_file_is_toml() -> None:
-    assert tomllib.loads(TEMPLATE.format(system="a b"))["template"] == [{"name": "bench", "system": "a b"}]
+    assert tomllib.loads(TEMPLATE.format(system="a b"))["templates"] == {"bench": {"system": "a b"}}
 
 
 def test_forgetting_leaves_the_files(tmp_path: Path) -> None:
