@@ -55,7 +55,7 @@ MEMORY_BARS: tuple[Bar, ...] = (
     ("template", "restart_ratio", "<=", 1.5),
     ("lookup", "copy_ratio", ">=", 1.5),
     ("lookup", "prose_ratio", ">=", 0.98),
-    ("crash", "right", ">=", len(crash.SUBJECTS)),
+    ("crash", "right", ">=", crash.STREAMS),
 )
 
 

@@ -7,6 +7,7 @@ within a round, its median is the figure; both must write the same text, for spe
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 from headrace_bench.lab import Lab
@@ -23,24 +24,23 @@ LIGHTHOUSE = (
     "and the keeper's hat. The door was made again of oak and iron. Today the lamp is electric and nobody climbs the "
     "steps, but the green book is still there, open at the last page."
 )
-PEOPLE = "\n".join(
-    f'{{"id": {i}, "name": "{name}", "city": "{city}", "age": {age}}}'
-    for i, (name, city, age) in enumerate(
-        [
-            ("Anna", "Leeds", 34),
-            ("Boris", "York", 51),
-            ("Clara", "Hale", 27),
-            ("David", "Derby", 45),
-            ("Emma", "Bath", 62),
-            ("Felix", "Dover", 19),
-            ("Greta", "Ripon", 38),
-            ("Hugo", "Truro", 44),
-        ]
+NAMES = "Anna Boris Clara David Emma Felix Greta Hugo".split()
+CITIES = "Leeds York Hale Derby Bath Dover Ripon Truro".split()
+
+
+def people(seed: int) -> str:
+    """Eight lines of JSON, about 220 tokens, that differ with the seed."""
+    rng = random.Random(seed)
+    names, cities = rng.sample(NAMES, len(NAMES)), rng.sample(CITIES, len(CITIES))
+    return "\n".join(
+        f'{{"id": {i}, "name": "{name}", "city": "{city}", "age": {rng.randint(18, 80)}}}'
+        for i, (name, city) in enumerate(zip(names, cities, strict=True))
     )
-)
+
+
 # The demo model copies a text to the last letter only if the conversation shows it once how; asked straight away it
 # rewords the second sentence.
-COPIES = (LIGHTHOUSE, PEOPLE)
+COPIES = (LIGHTHOUSE, people(0))
 PROSE = ("Write a long story about a river.", "Explain how bread is made, from the field to the table.")
 LONGEST = 250
 OFF = ("--set", "optimizations.speculation=false")

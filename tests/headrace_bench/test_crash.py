@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headrace_bench import crash
-from headrace_bench.crash import BEGUN, SUBJECTS, _together, compare
+from headrace_bench.crash import BEGUN, ENOUGH, STREAMS, _together, begun, compare
 from headrace_bench.wire import Answer, Refused
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -30,7 +30,13 @@ def test_right_is_what_any_undisturbed_run_wrote() -> None:
 
 
 def test_there_are_eight() -> None:
-    assert len(set(SUBJECTS)) == 8
+    assert STREAMS == 8
+
+
+def test_it_is_time_when_all_have_begun_or_the_first_gets_far() -> None:
+    assert not begun([BEGUN - 1, ENOUGH - 1])
+    assert begun([BEGUN, BEGUN])
+    assert begun([0, ENOUGH])
 
 
 @pytest.mark.parametrize(("early", "times"), [(False, 1), (True, 0)])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from headrace_bench.lookup import COPIES, PROSE, copying, ratio, telling
+import json
+
+from headrace_bench.lookup import COPIES, PROSE, copying, people, ratio, telling
 
 
 def test_the_ratio_is_the_median_over_rounds_and_chats_of_a_kind() -> None:
@@ -19,3 +21,11 @@ def test_the_chats() -> None:
     assert roles == ["user", "assistant", "user"]
     assert copying("x")[0]["content"] == copying("x")[1]["content"] == "x"
     assert telling("x") == [{"role": "user", "content": "x"}]
+
+
+def test_people_differ_with_the_seed() -> None:
+    assert people(1) == people(1)
+    assert len({people(seed) for seed in range(8)}) == 8
+    rows = [json.loads(line) for line in people(3).splitlines()]
+    assert [row["id"] for row in rows] == list(range(8))
+    assert all(18 <= row["age"] <= 80 for row in rows)
