@@ -29,7 +29,7 @@ BEGUN = 40
 ENOUGH = 250
 """Characters of the first stream, of some 430, at which it is killed in any case."""
 LOOK_S = 0.02
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 
 
 def crash(lab: Lab) -> dict[str, Any]:

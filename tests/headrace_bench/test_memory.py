@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from headrace_bench.memory import TEMPLATE, Conversation, body, computing_ms, forget, restored, restoring_ms, visit
-from headrace_bench.wire import Answer
+from headrace_bench.wire import Answer, Refused
 
 
 def seen(queue: float = 0.2, restore: float = 9.8, prefill: float = 20.0, cached: float = 1000.0) -> dict[str, float]:
@@ -25,7 +24,8 @@ def test_a_visit_keeps_what_the_figures_need() -> None:
         "restore": 9.8,
         "prefill": 20.0,
     }
-    assert json.dumps(visit(Answer()))
+    with pytest.raises(Refused, match="without text"):
+        visit(Answer())
 
 
 def test_computing_is_scaled_to_a_thousand_tokens() -> None:
@@ -39,7 +39,7 @@ def test_waiting_for_kv_is_part_of_restoring_it() -> None:
 
 
 def test_what_was_there_or_was_computed_is_no_restore() -> None:
-    resident, computed = seen(restore=0.01), seen(restore=9.0, cached=64.0)
+    resident, computed = seen(queue=0.5, restore=0.25), seen(restore=9.0, cached=64.0)
     assert not restored(resident)
     assert not restored(computed)
     assert restoring_ms([resident, computed]) is None
