@@ -140,7 +140,7 @@ def _parts(lab: Lab, verb: str, parts: Mapping[str, Part], wanted: Sequence[Bar]
         try:
             results[part] = parts[part](lab)
         except (NotReady, Refused, OSError) as error:
-            print(f"headrace-bench: {part}: {error or type(error).__name__}", file=sys.stderr)
+            print(f"headrace-bench: {part}: {str(error) or type(error).__name__}", file=sys.stderr)
             return 1
         (lab.folder / f"{verb.replace('-', '_')}.json").write_text(json.dumps(results, indent=1))
         for name, figure, sign, bar in wanted:
