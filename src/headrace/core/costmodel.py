@@ -6,7 +6,8 @@ P prefill tokens, D decode rows, width the highest cell in use. The position ter
 llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that many and row by row below, at up to
 three times the price: a small chunk deep in a long prompt is dear.
 
-Rules: recursive least squares with forgetting; coefficients are never negative; a step that took far longer than
+Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
+exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never negative; a step that took far longer than
 predicted (the machine was busy with something else) counts as a somewhat slow one, or one hiccup would teach the model
 fear. Pure: whoever runs the steps brings the seconds.
 """
@@ -22,11 +23,13 @@ import numpy as np
 TILE = 64
 """Rows from which on attention is computed in tiles (GGML_FA_TILE_Q of llama.cpp's CPU backend)."""
 
-FORGET = 0.98
-"""Weight of the past at each step: half of it is gone after 34 steps with a prompt."""
+DRIFT = 0.03
+"""How far each coefficient may have moved since the last step, as a share of itself."""
 
 CLIP = 2.0
-"""A step counts as at most this many times its prediction."""
+"""A step counts as at most this many times its prediction, and SLACK seconds."""
+
+SLACK = 0.005
 
 NOISE = 0.1
 """How far a step may be off for reasons that are not the model's, as a share of its length."""
@@ -66,8 +69,9 @@ class CostModel:
         self._w = np.array(coefficients, dtype=np.float64)
         # Scaled so that each term's uncertainty is in proportion to its coefficient.
         spread = 0.1 if sure else 10.0
-        self._p = np.diag((spread * np.maximum(self._w, np.array(PRIOR) / 100)) ** 2)
-        self._most = np.diag(self._p).copy()
+        self._least = np.array(PRIOR) / 100
+        self._p = np.diag((spread * np.maximum(self._w, self._least)) ** 2)
+        self._most = (10.0 * np.maximum(self._w, self._least)) ** 2
         self._plain: tuple[float, ...] = tuple(self._w.tolist())
         self._errors: deque[float] = deque(maxlen=256)
         self.observed = 0
@@ -112,12 +116,16 @@ class CostModel:
         self._errors.append(abs(predicted - seconds) / seconds)
         self.observed += 1
         if self.observed > len(TERMS):
-            seconds = min(seconds, CLIP * predicted)
+            seconds = min(seconds, CLIP * predicted + SLACK)
+        p = self._p + np.diag((DRIFT * np.maximum(self._w, self._least)) ** 2)
+        # What no step shows any more must not become so uncertain that the next such step overthrows the model.
+        shrink = np.sqrt(np.minimum(1.0, self._most / np.diag(p)))
+        p *= np.outer(shrink, shrink)
         # Relative errors: a step of 10 ms that is 2 ms off says as much as one of 100 ms that is 20 ms off.
-        gain = self._p @ x / ((NOISE * seconds) ** 2 * FORGET + x @ self._p @ x)
+        noise = (NOISE * seconds) ** 2
+        gain = p @ x / (noise + x @ p @ x)
         self._w = np.maximum(self._w + gain * (seconds - predicted), 0.0)
-        self._p = (self._p - np.outer(gain, x @ self._p)) / FORGET
-        # Forgetting what no step shows any more would make the next such step overthrow the model.
-        shrink = np.sqrt(np.minimum(1.0, self._most / np.maximum(np.diag(self._p), 1e-300)))
-        self._p *= np.outer(shrink, shrink)
+        # Joseph's form: stays positive definite whatever the rounding does.
+        keep = np.eye(len(TERMS)) - np.outer(gain, x)
+        self._p = keep @ p @ keep.T + noise * np.outer(gain, gain)
         self._plain = tuple(self._w.tolist())
