@@ -195,7 +195,7 @@ def test_damage_is_dropped_and_counted_once(tmp_path: Path, damage: Callable[[Pa
 def test_an_unreadable_file_that_cannot_be_removed_counts_once(tmp_path: Path) -> None:
     """As one of mode 000 is for anybody but root."""
     write(opened(tmp_path), 1)
-    system = FailingFiles(lambda _n, name: errno.EACCES if name in ("read", "remove") else 0)
+    system = FailingFiles(lambda _n, name: errno.EACCES if name in ("head", "read", "remove") else 0)
     disk = Disk(tmp_path, 10**6, ENGINE, system)
     assert disk.open() == []
     assert [disk.read(block(1).key) for _ in range(3)] == [None] * 3

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.kv.blob import HEADER_MAX, Block, Damaged, encode, parse, parse_header
+from headrace.kv.blob import HEADER_MAX, Block, Damaged, Header, encode, parse_header, unpack_payload
 
 T = TypeVar("T")
 
@@ -67,9 +67,16 @@ class Files:
     def mkdir(self, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def read(self, path: Path, limit: int = -1) -> bytes:
+    def head(self, path: Path) -> bytes:
+        """Enough to hold any blob's header."""
         with path.open("rb") as file:
-            return file.read(limit)
+            return file.read(HEADER_MAX)
+
+    def read(self, path: Path, split: Callable[[bytes], int]) -> bytes:
+        """All from where `split`, given the head, says. Apart from it, so that a payload is not copied once more."""
+        with path.open("rb", buffering=0) as file:
+            file.seek(split(file.read(HEADER_MAX)))
+            return file.read()
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -153,7 +160,7 @@ class Disk:
 
     def _look(self, file: File, key: bytes) -> tuple[Block, int] | None:
         try:
-            header = parse_header(self._os.read(self._path / file.name, HEADER_MAX))
+            header = parse_header(self._os.head(self._path / file.name))
             if header.block.key != key or header.block.engine != self._engine:
                 raise Damaged("it is another block")
             if header.total != file.size:
@@ -168,8 +175,15 @@ class Disk:
     def read(self, key: bytes) -> tuple[Block, bytes] | None:
         """The block and its KV; None if it is not there or is not what it should be, and then it is removed."""
         name = self._name(key)
+        headers: list[Header] = []
+
+        def split(head: bytes) -> int:
+            headers.append(parse_header(head))
+            return headers[0].payload_at
+
         try:
-            return parse(self._os.read(self._path / name), key)
+            stored = self._os.read(self._path / name, split)
+            return headers[0].block, unpack_payload(headers[0], stored, key)
         except FileNotFoundError:
             with self._mutex:
                 self._known.pop(name, None)

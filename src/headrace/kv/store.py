@@ -99,6 +99,8 @@ class Store:
             self._asked.notify_all()
         for thread in self._threads:
             thread.join(timeout)  # a thread in a system call that hangs must not hold up the process
+        if self._shared is not None:
+            self._shared.close()
 
     # Looking things up.
 
