@@ -160,7 +160,7 @@ class Store:
                 damaged=(disk.damaged if disk else 0) + (shared.damaged if shared else 0),
                 ssd_errors=disk.errors if disk else 0,
                 redis_errors=shared.errors if shared else 0,
-                ssd_paused=self._clock() < self._paused_until,
+                ssd_down=self._clock() < self._paused_until,
                 redis_down=shared.down if shared else False,
                 restore_s=self._restore_s,
                 **self._counts,

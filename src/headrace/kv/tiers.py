@@ -59,7 +59,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     writes_dropped: int = 0
     """Blocks that did not go to the disk because writing paused or fell behind."""
     redis_errors: int = 0
-    ssd_paused: bool = False
+    ssd_down: bool = False
     redis_down: bool = False
     restores: int = 0
     """Restores that were reported to `Store.restored`."""
