@@ -6,7 +6,8 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.kv.disk import File, Files
+from headrace.kv.disk import Files
+from headrace.kv.tiers import File
 
 
 class FailingFiles(Files):
