@@ -1,13 +1,17 @@
 """Who of the waiting may start in this plan?
 
 Rules: nobody is admitted whom the cells do not hold to the end of the prompt; a prompt whose prefix is being computed
-for another is left waiting, the next plans will find it cached; once somebody finds no room, nobody behind gets in, or
+for another is left waiting, the next plans will find it cached; what is kept outside the pool is loaded if that is
+predicted faster than computing it; once somebody finds no room, nobody behind gets in, or
 large ones would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
 paused, because its reader is slow, takes no place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from headrace.core.kv import Kept
 from headrace.core.plan import Admission
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, common_prefix
@@ -20,15 +24,23 @@ class Door:
     """Places, slots and cells of one plan, counted as if those admitted before had started."""
 
     def __init__(
-        self, residency: Residency, running: list[Sequence], *, max_batch: int, max_running: int, await_prefix: bool
+        self,
+        residency: Residency,
+        running: list[Sequence],
+        *,
+        max_batch: int,
+        max_running: int,
+        await_prefix: bool,
+        prefill: Callable[[int, int], float],
     ) -> None:
-        """`running`: all that hold a slot."""
+        """`running`: all that hold a slot. `prefill(start, count)`: seconds to compute that part of a prompt."""
         self.admissions: list[Admission] = []
         self._residency = residency
         self._running = len(running)
         self._batch = sum(not s.paused for s in running)
         self._max_batch, self._max_running = min(max_batch, max_running), max_running
         self._await_prefix = await_prefix
+        self._prefill = prefill
         self._prefilling = [s for s in running if s.pending > 1 and not s.paused]
         self._promised = residency.pool.held + sum(s.pending for s in running)
         self._counted: dict[int | None, int] = {s.slot: s.computed for s in running}
@@ -43,14 +55,18 @@ class Door:
         if self._shut or batch >= (self._max_running if burnt else self._max_batch):
             return None
         shared, source = self._residency.match(sequence)
-        if self._await_prefix and self._is_coming(sequence, shared):
+        length, loads = self._from_outside(sequence, shared)
+        if self._await_prefix and self._is_coming(sequence, length):
             return None
+        if loads:
+            shared = loads[0].start
+            source = source if shared else None
         # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
         if len(admissions) + len({source, *self._counted} & idle.keys()) >= self._slots:
             if admissions:
                 self._shut = True
                 return None
-            shared, source = 0, None
+            shared, source, length, loads = 0, None, 0, ()
         if len(admissions) >= self._slots:
             self._shut = True
             return None
@@ -62,8 +78,22 @@ class Door:
         self._promised += need
         self._counted[source] = max(shared, self._counted.get(source, 0))
         self._prefilling.append(sequence)
-        admissions.append(Admission(sequence, source, shared))
+        admissions.append(Admission(sequence, source, shared, length, loads))
         return admissions[-1]
+
+    def _from_outside(self, sequence: Sequence, shared: int) -> tuple[int, tuple[Kept, ...]]:
+        """(tokens that need not be computed, blocks to load for that): none if computing is predicted faster."""
+        outside = sequence.outside
+        if outside is None:
+            return shared, ()
+        length = min(outside.length, len(sequence.tokens) - 1)
+        loads = tuple(block for block in outside.blocks if shared < block.end and block.start < length)
+        if length <= shared or not loads:
+            return shared, ()
+        part = sum(b.end - b.start for b in loads) / max(1, outside.blocks[-1].end)
+        if outside.seconds * part >= self._prefill(shared, length - shared):
+            return shared, ()
+        return length, loads
 
     def _is_coming(self, sequence: Sequence, have: int) -> bool:
         """Is a longer prefix of this prompt being computed for somebody else right now?"""

@@ -16,6 +16,25 @@ class Pin(msgspec.Struct, frozen=True, array_like=True):
     """At least one; the same in every prompt that is made from the template."""
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """A block of KV that is kept outside the pool: positions [start, end) of a sequence."""
+
+    start: int
+    end: int
+    key: bytes
+
+
+class Outside(msgspec.Struct, frozen=True, gc=False):
+    """A prefix that is kept outside the pool."""
+
+    length: int
+    """Tokens of it that fit the prompt."""
+    blocks: tuple[Kept, ...]
+    """From position 0 on, without a gap; the last one may go beyond `length`."""
+    seconds: float
+    """Predicted for loading all of them."""
+
+
 class PrefixIndex(Protocol):
     """What `kv.radix.Radix` offers."""
 
@@ -24,6 +43,7 @@ class PrefixIndex(Protocol):
     def truncate(self, slot: int, length: int) -> None: ...
     def remove(self, slot: int) -> None: ...
     def redundant(self, slot: int) -> bool: ...
+    def tokens(self, slot: int) -> list[int]: ...
 
 
 class CellPool(Protocol):

@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.core.costmodel import Work
 from headrace.core.events import TokenLogprob
+from headrace.core.kv import Kept
 from headrace.core.request import Sampling
 from headrace.core.sequence import Sequence as Choice
 
@@ -73,16 +74,6 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """Copy positions [start, end) of a slot out of the KV, to be kept under `key`."""
-
-    slot: int
-    start: int
-    end: int
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """Put what is kept under `key` back into a slot that holds [0, start): its positions become [0, end)."""
 
@@ -100,23 +91,27 @@ class Trim:
     length: int
 
 
-KvOp = Copy | Trim
+KvOp = Copy | Trim | Load
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A waiting sequence starts with the first `shared` tokens of slot `source`."""
+    """A waiting sequence starts with the first `shared` tokens of slot `source`; then come `loads`, up to `length`."""
 
     sequence: Choice
     source: int | None
     shared: int
+    length: int
+    """Tokens that need not be computed."""
+    loads: tuple[Kept, ...] = ()
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """A sequence's part of a step: its next `count` tokens."""
+    """A sequence's part of a step: its next `count` tokens, the last of them guessed."""
 
     sequence: Choice
     count: int
+    guesses: tuple[int, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,8 @@
                           └────release────────────────────────────────────►┘
 
 Rules: a running sequence is never robbed; idle slots go, least recently used first, when cells or slots are needed, or
-when they are more than `idle_cells`; pinned ones only when nothing else is left. What is decided here leaves through
+when they are more than `idle_cells`, and those that are saved outside already at `warm_cells`, because every step pays
+for the width of the pool. What is decided here leaves through
 `take_ops`, in order, and is to be carried out before the next step. Prefixes are shared among sequences of one salt,
 and those of the empty salt with nobody else.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from headrace.core.kv import CellPool, PrefixIndex
-from headrace.core.plan import Copy, KvOp, Trim
+from headrace.core.kv import CellPool, Kept, PrefixIndex
+from headrace.core.plan import Copy, KvOp, Load, Trim
 from headrace.core.sequence import Sequence
 
 
@@ -22,23 +23,30 @@ class Residency:
     """Owner of index, pool and idle slots."""
 
     def __init__(
-        self, *, index: Callable[[], PrefixIndex], pool: CellPool, idle_cells: int, prefix_cache: bool
+        self,
+        *,
+        index: Callable[[], PrefixIndex],
+        pool: CellPool,
+        idle_cells: int,
+        prefix_cache: bool,
+        warm_cells: int | None = None,
     ) -> None:
-        """`index` makes an empty one: each salt has its own."""
+        """`index` makes an empty one: each salt has its own. `warm_cells`: what idle slots keep of what is saved."""
         self._make_index = index
         self._indexes: dict[str, PrefixIndex] = {"": index()}
         self._salts: dict[int, str] = {}
         self.pool = pool
         self.idle_cells = idle_cells
+        self._warm_cells = idle_cells if warm_cells is None else warm_cells
         self._prefix_cache = prefix_cache
         self.idle: dict[int, None] = {}
         """Slots of finished sequences, least recently used first."""
-        self.pinned: set[int] = set()
-        """Those of them that go last."""
+        self.saved: set[int] = set()
+        """Those of them whose KV is kept outside as well: they go first, and early."""
         self._ops: list[KvOp] = []
 
     def __repr__(self) -> str:
-        return f"<Residency [{len(self.idle)} idle slots, {len(self.pinned)} pinned, {self.pool!r}]>"
+        return f"<Residency [{len(self.idle)} idle slots, {len(self.saved)} saved, {self.pool!r}]>"
 
     def take_ops(self) -> list[KvOp]:
         """The KV operations since the last call, to be carried out in this order."""
@@ -92,6 +100,32 @@ class Residency:
         self._index(slot).truncate(slot, length)
         self._ops.append(Trim(slot, length))
 
+    def load(self, sequence: Sequence, blocks: tuple[Kept, ...], length: int) -> None:
+        """Fill it up to `length` from blocks that follow on what it has; the last one may go beyond."""
+        slot, start = sequence.slot, sequence.computed
+        assert slot is not None
+        for block in blocks:
+            self.pool.extend(slot, block.end - block.start)
+            self._ops.append(Load(slot, block.start, block.end, block.key))
+        if blocks[-1].end > length:
+            self.pool.truncate(slot, length)
+            self._ops.append(Trim(slot, length))
+        sequence.computed = length
+        self._index(slot).extend(slot, sequence.tokens[start:length])
+
+    def settle(self, sequence: Sequence, guesses: int, right: int) -> None:
+        """Of `guesses` tokens that were computed on trial, the first `right` are its next ones, the others are gone."""
+        slot = sequence.slot
+        assert slot is not None
+        self.pool.extend(slot, guesses)
+        start = sequence.computed
+        sequence.computed += right
+        if sequence.generation.cache:
+            self._index(slot).extend(slot, sequence.tokens[start : sequence.computed])
+        if right < guesses:
+            self.pool.truncate(slot, sequence.computed)
+            self._ops.append(Trim(slot, sequence.computed))
+
     def leave(self, sequence: Sequence) -> None:
         """It is over: its slot becomes an idle one, if anybody else could use it."""
         slot = sequence.slot
@@ -104,8 +138,6 @@ class Residency:
         self.idle[slot] = None
         index = self._index(slot)
         for other in [s for s in self.idle if s != slot and self._index(s) is index and index.redundant(s)]:
-            if other in self.pinned:
-                continue
             self.drop(other)
 
     def release(self, sequence: Sequence) -> None:
@@ -125,12 +157,27 @@ class Residency:
 
     def shrink(self) -> None:
         """Keep what is idle within its bound."""
-        if self.pool.idle <= self.idle_cells:
+        idle = self.pool.idle
+        if idle <= self._warm_cells or (idle <= self.idle_cells and not self.saved):
             return
-        for slot in [slot for slot in self.idle if slot not in self.pinned]:
+        for slot in [slot for slot in self.idle if slot in self.saved]:
+            if self.pool.idle <= self._warm_cells:
+                return
+            self.drop(slot)
+        for slot in list(self.idle):
             if self.pool.idle <= self.idle_cells:
                 return
             self.drop(slot)
+
+    def unsaved(self, least: int) -> tuple[int, list[int], str] | None:
+        """(slot, tokens, salt) of the idle slot that will go next of those with `least` tokens and nothing outside."""
+        for slot in self.idle:
+            if slot not in self.saved:
+                tokens = self._index(slot).tokens(slot)
+                if len(tokens) >= least:
+                    return slot, tokens, self._salts[slot]
+                self.saved.add(slot)  # too short to be worth it: as good as saved
+        return None
 
     def drop(self, slot: int) -> None:
         """Give up an idle slot."""
@@ -138,9 +185,8 @@ class Residency:
         self._give_up(slot)
 
     def _oldest(self, keep: Collection[int | None]) -> int:
-        """Least recently used; a pinned one only if there are no others."""
-        rest = [slot for slot in self.idle if slot not in keep]
-        return next((slot for slot in rest if slot not in self.pinned), rest[0])
+        """The least recently used one."""
+        return next(slot for slot in self.idle if slot not in keep)
 
     def _index(self, slot: int) -> PrefixIndex:
         salt = self._salts[slot]
@@ -154,6 +200,6 @@ class Residency:
         index.remove(slot)
         if salt and salt not in self._salts.values():
             del self._indexes[salt]  # tenants come and go
-        self.pinned.discard(slot)
+        self.saved.discard(slot)
         self.pool.release(slot)
         self._ops.append(Trim(slot, 0))

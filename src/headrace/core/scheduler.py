@@ -24,12 +24,13 @@ from headrace.core.admission import AGEING
 from headrace.core.budget import Pace, Room
 from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.door import Door
-from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
-from headrace.core.kv import CellPool, PrefixIndex
+from headrace.core.events import Admitted, Event, Failed
+from headrace.core.kv import CellPool, Outside, PrefixIndex
 from headrace.core.plan import Admission, Chunk, Draw, Drawn, KvOp, Plan, Share, StepResult
 from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
+from headrace.core.teller import Teller
 
 STRETCH = 1.0 + 1.0 / AGEING
 """A prompt without a deadline is due after this many times the seconds that it takes alone: what is left to do of a
@@ -91,8 +92,7 @@ class Scheduler:
             index=index, pool=pool, idle_cells=limits.idle_cells, prefix_cache=limits.prefix_cache
         )
         self._pool = pool
-        self._piece = piece
-        self._eog = eog
+        self._teller = Teller(piece, eog)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
@@ -100,7 +100,6 @@ class Scheduler:
         """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.completion_tokens = 0
         self.preemptions = 0
 
     def __repr__(self) -> str:
@@ -110,20 +109,36 @@ class Scheduler:
 
     # What comes in.
 
-    def submit(self, generation: Generation, now: float) -> None:
-        """Queue all choices of a generation."""
+    def submit(self, generation: Generation, now: float, outside: Outside | None = None, *, hold: float = 0.0) -> None:
+        """Queue all choices of a generation.
+
+        `outside`: a prefix of it that is kept outside the pool. `hold`: it is being fetched, wait for `fetched` until
+        then.
+        """
         come = sequences(generation, now)
         if not come:
             return
         known, _ = self.residency.match(come[0])
+        if outside is not None:
+            known = max(known, min(outside.length, len(come[0].tokens) - 1))
         due = now + PATIENCE * (generation.priority == BATCH)
         if generation.deadline is None:
-            due += STRETCH * self._prefill(known, len(come[0].tokens) - known)
+            due += STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known)
         else:
             due += generation.deadline
         for sequence in come:
-            sequence.known, sequence.due = known, due
+            sequence.known, sequence.due, sequence.outside, sequence.hold = known, due, outside, hold
         self.waiting.extend(come)
+
+    def fetched(self, rid: int, outside: Outside | None) -> None:
+        """What a generation was held for is there, or will not come."""
+        for sequence in self.waiting:
+            if sequence.generation.rid == rid:
+                sequence.outside, sequence.hold = outside, 0.0
+
+    def held_until(self) -> float | None:
+        """When the first of those that wait for a fetch gives up."""
+        return min((s.hold for s in self.waiting if s.hold), default=None)
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""
@@ -147,6 +162,11 @@ class Scheduler:
         return {s.generation.rid for s in (*self.waiting, *self.running)}
 
     @property
+    def completion_tokens(self) -> int:
+        """Drawn since start."""
+        return self._teller.tokens
+
+    @property
     def backlog(self) -> int:
         """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
         waiting = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0)
@@ -164,7 +184,7 @@ class Scheduler:
             learn = self.cost is not None and self._steps % SAMPLE == 0
             return Plan(tuple(shares), work=self._base(shares) if learn else None) if shares else None
         base = self._base(shares)
-        prompts = self._in_order([s for s in active if not s.decoding])
+        prompts = self._in_order([s for s in active if not s.decoding], now)
         room = self._room(base, prompts, now)
         door = Door(
             self.residency,
@@ -172,6 +192,7 @@ class Scheduler:
             max_batch=self.limits.max_batch,
             max_running=self.limits.max_running,
             await_prefix=self.limits.await_prefix,
+            prefill=self.prefill_seconds,
         )
         taken = spent = 0
         for sequence in prompts:
@@ -182,7 +203,7 @@ class Scheduler:
                 admission = door.open(sequence, burnt=self._burnt(sequence, now))
                 if admission is None:
                     continue
-                start = admission.shared
+                start = admission.length
             count = room.give(start, len(sequence.tokens) - start)
             if count:
                 shares.append(Share(sequence, count))
@@ -200,9 +221,9 @@ class Scheduler:
         work = Work(taken, base.decode, base.positions + spent, base.width + taken)
         return Plan(tuple(shares), tuple(door.admissions), work=work if self.cost is not None else None)
 
-    def _in_order(self, running: list[Sequence]) -> list[Sequence]:
+    def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""
-        waiting = [s for s in self.waiting if not s.paused]
+        waiting = [s for s in self.waiting if not s.paused and now >= s.hold]
         if not self.limits.least_slack:
             return running + waiting
         return sorted(running + waiting, key=self._slack)
@@ -210,9 +231,10 @@ class Scheduler:
     def _slack(self, s: Sequence) -> float:
         """When its last chunk has to begin. The present is the same for all, so it does not matter."""
         have = max(s.computed, s.known)
-        return s.due - self._prefill(have, len(s.tokens) - have)
+        return s.due - self.prefill_seconds(have, len(s.tokens) - have)
 
-    def _prefill(self, start: int, count: int) -> float:
+    def prefill_seconds(self, start: int, count: int) -> float:
+        """How long `count` prompt tokens after the first `start` take, as far as is known."""
         return self.cost.prefill(start, count) if self.cost is not None else NOMINAL * count
 
     def _burnt(self, sequence: Sequence, now: float) -> bool:
@@ -273,28 +295,41 @@ class Scheduler:
         return events
 
     def _admit(self, admission: Admission, now: float, events: list[Event]) -> None:
-        sequence, shared = admission.sequence, admission.shared
-        self.residency.enter(sequence, admission.source, shared)
+        sequence, length = admission.sequence, admission.length
+        self.residency.enter(sequence, admission.source, admission.shared)
+        if admission.loads:
+            self.residency.load(sequence, admission.loads, length)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.scheduled is None:
-            sequence.scheduled, sequence.cached = now, shared
-            self.cached_tokens += shared
-            events.append(Admitted(sequence.generation.rid, sequence.index, shared))
+            sequence.scheduled, sequence.cached = now, length
+            self.cached_tokens += length
+            events.append(Admitted(sequence.generation.rid, sequence.index, length))
+
+    def not_loaded(self, slot: int, length: int) -> Sequence | None:
+        """A block could not be loaded: the running sequence of that slot has its first `length` tokens only."""
+        sequence = next((s for s in self.running if s.slot == slot), None)
+        if sequence is None or sequence.computed <= length:
+            return None
+        self.cached_tokens -= sequence.cached - length
+        sequence.cached, sequence.outside = length, None
+        self.residency.cut(sequence, length)
+        return sequence
 
     def chunks(self, plan: Plan) -> list[Chunk]:
         """The plan as the engine takes it; after `begin`."""
         return [self._chunk(share) for share in plan.shares]
 
     def _chunk(self, share: Share) -> Chunk:
-        s = share.sequence
+        s, guesses = share.sequence, share.guesses
         assert s.slot is not None
-        end = s.computed + share.count
+        end = s.computed + share.count - len(guesses)
         g = s.generation
         draw = None
         if end == len(s.tokens):
-            draw = Draw(g.sampling, g.sampling.seed + s.index, end, s.tokens, len(g.prompt))
-        return Chunk(s.slot, s.computed, s.tokens[s.computed : end], draw)
+            draw = Draw(g.sampling, g.sampling.seed + s.index, end, s.tokens, len(g.prompt), len(guesses))
+        tokens = s.tokens[s.computed : end]
+        return Chunk(s.slot, s.computed, [*tokens, *guesses] if guesses else tokens, draw)
 
     def apply(self, plan: Plan, result: StepResult, restored: float, now: float) -> list[Event]:
         """Book a computed step. `restored`: when its batch began; `now`: when its tokens were drawn."""
@@ -312,12 +347,12 @@ class Scheduler:
                 continue  # cancelled while the step ran
             if sequence.restored is None:
                 sequence.restored = restored
-            self._computed(sequence, share.count)
+            self._computed(sequence, share.count - len(share.guesses))
             if drawn is None:
                 continue
             if sequence.prefilled is None:
                 sequence.prefilled = result.computed_at
-            self._take(sequence, drawn, now, events)
+            self._take(share, drawn, now, events)
         self.residency.shrink()
         return events
 
@@ -326,61 +361,21 @@ class Scheduler:
         self.residency.extend(sequence, count)
         self.prompt_tokens += max(0, min(sequence.computed, len(sequence.generation.prompt)) - start)
 
-    def _take(self, sequence: Sequence, drawn: Drawn, now: float, events: list[Event]) -> None:
-        """Add drawn tokens to a sequence, up to the one that ends it."""
-        generation = sequence.generation
-        text: list[str] = []
-        reason: FinishReason | None = None
-        for i, token in enumerate(drawn.tokens):
-            if i:
+    def _take(self, share: Share, drawn: Drawn, now: float, events: list[Event]) -> None:
+        """Book drawn tokens, and which of those in the KV are worth keeping."""
+        sequence, guesses = share.sequence, len(share.guesses)
+        count, over = self._teller.take(sequence, drawn, now, events)
+        if guesses:
+            self.residency.settle(sequence, guesses, count - 1)
+            assert sequence.speculator is not None
+            sequence.speculator.observe(guesses, len(drawn.tokens) - 1)
+        else:
+            for _ in range(count - 1):
                 self._computed(sequence, 1)  # a burst: the token before this one is in the KV
-            sequence.tokens.append(token)
-            sequence.untold += 1
-            self.completion_tokens += 1
-            ended = token in self._eog
-            if not ended:
-                if drawn.logprobs:
-                    sequence.unsaid.append(drawn.logprobs[i])
-                text.append(sequence.detokenizer.feed(self._piece(token)))
-            if ended or sequence.detokenizer.stopped:
-                reason = "stop"
-            elif sequence.drawn == generation.max_tokens:
-                reason = "length"
-            if reason:
-                text.append(sequence.detokenizer.flush())
-                break
-        self._say(sequence, "".join(text), now, events)
-        if reason:
-            events.append(Finished(generation.rid, sequence.index, reason, sequence.drawn))
+        if over:
             if len(drawn.tokens) > 1:
                 self.residency.cut(sequence, sequence.computed)  # the engine went past the token that ended it
             self._retire(sequence, keep=True)
-
-    def _say(self, sequence: Sequence, text: str, now: float, events: list[Event]) -> None:
-        if not text and not sequence.unsaid:
-            return
-        marks = None
-        if text and not sequence.shown:
-            sequence.shown = True
-            scheduled, restored, prefilled = sequence.scheduled, sequence.restored, sequence.prefilled
-            assert scheduled is not None
-            assert restored is not None
-            assert prefilled is not None
-            marks = Marks(sequence.arrived, scheduled, restored, prefilled, now)
-        n = sequence.untold
-        events.append(
-            Delta(
-                sequence.generation.rid,
-                sequence.index,
-                text,
-                n,
-                tuple(sequence.unsaid),
-                marks,
-                tuple(sequence.tokens[-n:]),
-            )
-        )
-        sequence.untold = 0
-        sequence.unsaid.clear()
 
     def fail(self, plan: Plan, message: str) -> list[Event]:
         """The engine could not compute the plan: its generations end, what they had in the KV is not to be trusted."""

@@ -15,7 +15,9 @@ from typing import TypeVar
 
 from headrace.core.detokenizer import Detokenizer
 from headrace.core.events import TokenLogprob
+from headrace.core.kv import Outside
 from headrace.core.request import Generation
+from headrace.core.speculation import Speculator
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,10 @@ class Sequence:
     """Prompt tokens that were cached when it came: what it will cost is judged by the rest."""
     due: float = 0.0
     """When its first token is wanted, on the engine's clock."""
+    outside: Outside | None = None
+    """A prefix of it that is kept outside the pool."""
+    hold: float = 0.0
+    """It waits for a fetch until then, at most; 0: it does not."""
     cached: int = 0
     paused: bool = False
     scheduled: float | None = None
@@ -45,6 +51,8 @@ class Sequence:
     """Tokens drawn since the last event."""
     unsaid: list[TokenLogprob] = field(default_factory=list)
     """Logprobs of tokens drawn since the last event."""
+
+    speculator: Speculator | None = None
 
     def __repr__(self) -> str:
         where = "waiting" if self.slot is None else f"slot {self.slot}"

@@ -145,8 +145,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slots_running: int = 0
     slots_cached: int = 0
     """KV sequence ids of finished sequences, kept for reuse."""
-    slots_pinned: int = 0
-    """KV sequence ids of prompt templates that stay."""
+    prefixes_pinned: int = 0
+    """Prefixes that stay in RAM, given or mined."""
     prefill_s: float = 0.0
     """Seconds that a prompt token takes, learned; 0: not known yet."""
     decode_share: float = 0.0

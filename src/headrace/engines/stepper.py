@@ -14,23 +14,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+
+import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.costmodel import CostModel, Work, positions
-from headrace.core.events import Event, Failed
-from headrace.core.plan import Chunk, Copy, Plan
+from headrace.core.events import Admitted, Event, Failed
+from headrace.core.kv import Pin
+from headrace.core.plan import Chunk, Copy, Load, Plan, Trim
 from headrace.core.request import Generation
 from headrace.core.scheduler import Limits, Scheduler
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
+from headrace.engines.keeper import Keeper, TierSettings, open_store
+from headrace.kv.mining import Miner
 from headrace.kv.pool import Pool
 from headrace.kv.radix import Radix
+from headrace.kv.tiers import TierStats
 
 log = logging.getLogger(__name__)
 
 LOOK_UP_EVERY = 64
 """Steps between two looks at all cells; they are looked at also whenever there is nothing to do."""
+
+CLOSE_S = 2.0
+"""How long what is not saved yet may hold up the end."""
 
 Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
@@ -49,6 +58,9 @@ class Stepper:
         self._engine = engine
         self._clock = clock
         self._deliver = deliver
+        self._keeper: Keeper | None = None
+        self._torn: set[int] = set()
+        """Slots of this step that a block is missing from."""
         self._pool = Pool(cells=engine.n_cells, slots=engine.n_slots)
         self.scheduler = Scheduler(
             limits, index=Radix, pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog), cost=cost
@@ -59,11 +71,35 @@ class Stepper:
         self._steps = 0
         self._fragmentation = 0.0
         self._error = (0.0, 0.0)
+        self._tiers = TierStats()
         self._in_step: dict[int, int] = {}
         """rid → its tokens in the running step; empty between steps."""
         self._cancelled: set[int] = set()
 
+    def keep(self, settings: TierSettings) -> None:
+        """Keep KV outside the pool too. Before `run`; an engine whose KV cannot be saved goes without."""
+        if self._engine.bytes_per_token and self.scheduler.limits.prefix_cache:
+            self._keeper = Keeper(
+                self._engine,
+                self.scheduler,
+                open_store(settings, self._engine, self._clock),
+                self._clock,
+                self._inbox.put,
+                least=settings.least,
+                miner=Miner() if settings.mined else None,
+                budget=settings.mined,
+            )
+
     # From any thread.
+
+    def pin(self, pins: Sequence[Pin]) -> None:
+        """Keep these prefixes warm, and no others of those given."""
+
+        def carry_out() -> None:
+            if self._keeper is not None:
+                self._keeper.pin(pins)
+
+        self._inbox.put(carry_out)
 
     def submit(self, generation: Generation) -> None:
         """Queue a generation. One that could not be computed is answered with `Failed`."""
@@ -102,16 +138,32 @@ class Stepper:
             while self._open:
                 plan = self.scheduler.plan(self._clock())
                 if plan is None:
-                    self._carry_out()  # a cancel can free a slot although no step follows
-                    self._look_up()
-                    self._deliver([], self.stats())
-                    self._drain(block=True)
+                    self._rest()
                 else:
                     self.step(plan)
                     self._drain(block=False)
         finally:
+            if self._keeper is not None:
+                self._keeper.close(CLOSE_S)
             self._engine.close()
             self._over.set()
+
+    def _rest(self) -> None:
+        """There is nothing to compute: look after what is kept, then sleep until a command comes."""
+        self._carry_out()  # a cancel can free a slot although no step follows
+        keeper = self._keeper
+        if keeper is not None and self._inbox.empty():
+            if keeper.save():
+                return
+            now = self._clock()
+            keeper.mine(now)
+            if keeper.fill(now):
+                return
+            self._carry_out()
+        self._look_up()
+        self._deliver([], self.stats())
+        until = self.scheduler.held_until()
+        self._drain(block=True, timeout=None if until is None else max(0.0, until - self._clock()))
 
     def calibrate(self) -> CostModel | None:
         """Learn what a few typical steps take here, before anybody waits for one.
@@ -136,12 +188,12 @@ class Stepper:
         engine.trim(0, 0)
         return cost
 
-    def _drain(self, *, block: bool) -> None:
-        """Carry out waiting commands; wait for the first one if there is nothing else to do."""
+    def _drain(self, *, block: bool, timeout: float | None = None) -> None:
+        """Carry out waiting commands; wait for the first one, for `timeout` s, if there is nothing else to do."""
         if not block and self._inbox.empty():
             return
         try:
-            command = self._inbox.get() if block else self._inbox.get_nowait()
+            command = self._inbox.get(timeout=timeout) if block else self._inbox.get_nowait()
             while True:
                 command()
                 command = self._inbox.get_nowait()
@@ -152,6 +204,8 @@ class Stepper:
         fault = self._fault(generation)
         if fault:
             self._deliver([Failed(generation.rid, "engine_refused", fault)], self.stats())
+        elif self._keeper is not None:
+            self._keeper.submit(generation, self._clock())
         else:
             self.scheduler.submit(generation, self._clock())
 
@@ -177,10 +231,10 @@ class Stepper:
     def step(self, plan: Plan) -> None:
         """Carry out one plan and deliver what came of it."""
         scheduler = self.scheduler
-        events = scheduler.begin(plan, self._clock())
-        self._carry_out()
+        events = self._carry_out(scheduler.begin(plan, self._clock()))
         # Before anybody hears of the step: who cancels because of what it hears must find itself in it.
         self._in_step = plan.by_generation()
+        self._torn.clear()
         if events:
             self._deliver(events, self.stats())
         if not plan.shares:
@@ -205,17 +259,43 @@ class Stepper:
         finally:
             self._in_step = {}
         self._deliver(events, self.stats())
+        if self._keeper is not None and (plan.work is None or not plan.work.prefill):
+            self._keeper.save(busy=True)
 
-    def _carry_out(self) -> None:
-        """Do the KV operations that the scheduler has decided."""
+    def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
+        """Do the KV operations that the scheduler has decided. `events`: what begins with them, corrected."""
         layout = self._pool.layout
         for op in self.scheduler.take_ops():
             if isinstance(op, Copy):
                 self._engine.copy(op.source, op.target, op.length)
                 layout.share(op.source, op.target, op.length)
-            else:
+            elif isinstance(op, Trim):
                 self._engine.trim(op.slot, op.length)
                 layout.truncate(op.slot, op.length)
+            else:
+                events = self._load(op, events or [])
+        return events or []
+
+    def _load(self, op: Load, events: list[Event]) -> list[Event]:
+        """Bring a block back. One that cannot be had is computed instead, and what follows on it too."""
+        assert self._keeper is not None
+        if op.slot in self._torn:
+            return events
+        order = self._keeper.load(op)
+        if order:
+            self._pool.layout.load(op.slot, order)
+            return events
+        self._torn.add(op.slot)
+        short = self.scheduler.not_loaded(op.slot, op.start)
+        if short is None:
+            return events
+        key = short.generation.rid, short.index
+        return [
+            msgspec.structs.replace(e, cached=short.cached)
+            if isinstance(e, Admitted) and (e.rid, e.index) == key
+            else e
+            for e in events
+        ]
 
     def _look_up(self) -> None:
         """Figures that cost too much for every step."""
@@ -223,6 +303,8 @@ class Stepper:
         cost = self.scheduler.cost
         if cost is not None:
             self._error = (cost.error(0.5), cost.error(0.95))
+        if self._keeper is not None:
+            self._tiers = self._keeper.stats
 
     def stats(self) -> EngineStats:
         """As of now; engine thread only."""
@@ -249,4 +331,6 @@ class Stepper:
             backlog_tokens=s.backlog,
             cost_error_p50=self._error[0],
             cost_error_p95=self._error[1],
+            prefixes_pinned=self._keeper.pinned if self._keeper is not None else 0,
+            tiers=self._tiers,
         )

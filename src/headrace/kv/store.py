@@ -109,7 +109,7 @@ class Store:
         with self._lock:
             hit = self._index.match(tokens, root(self._engine, salt_digest(salt)))
             if salt:
-                public = self._index.match(tokens, root(self._engine, salt_digest("")), pinned_only=True)
+                public = self._index.match(tokens, root(self._engine, salt_digest("")), public_only=True)
                 hit = max(hit, public, key=lambda h: h.length)
             return hit
 
@@ -137,10 +137,13 @@ class Store:
             self._counts.update(restores=1, restored_tokens=tokens)
             self._restore_s += seconds
 
-    def pin(self, keys: Iterable[bytes]) -> None:
-        """Give these up for nothing, whether known yet or not. A chain is pinned by all of its keys."""
+    def pin(self, keys: Iterable[bytes], *, public: bool = True) -> None:
+        """Give these up for nothing, whether known yet or not. A chain is pinned by all of its keys.
+
+        `public`: those of no salt may be used by all others too.
+        """
         with self._lock:
-            self._index.pin(keys)
+            self._index.pin(keys, public=public)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         """Undo one `pin`."""

@@ -126,6 +126,8 @@ class BlockIndex:
         self._order: dict[Tier, OrderedDict[bytes, None]] = {"ram": OrderedDict(), "ssd": OrderedDict()}
         """Keys from the longest unused to the last used."""
         self._pins: Counter[bytes] = Counter()
+        self._public: set[bytes] = set()
+        """Those of them that any salt may use."""
 
     def __repr__(self) -> str:
         return f"<BlockIndex [{self.count('ram')} in RAM, {self.count('ssd')} on disk]>"
@@ -185,13 +187,13 @@ class BlockIndex:
         if not siblings:
             del self._children[entry.block.parent]
 
-    def match(self, tokens: Sequence[int], root: bytes, *, pinned_only: bool = False) -> Hit:
+    def match(self, tokens: Sequence[int], root: bytes, *, public_only: bool = False) -> Hit:
         """The longest known beginning of `tokens` below `root`."""
         parts: list[Part] = []
         parent, start = root, 0
         while start < len(tokens):
             packed = pack(tokens[start : start + BLOCK])
-            key, common = self._closest(parent, packed, pinned_only)
+            key, common = self._closest(parent, packed, public_only)
             entry = self._entries.get(key)
             if entry is None:
                 break
@@ -202,15 +204,15 @@ class BlockIndex:
             parent = key
         return Hit(start, tuple(parts)) if start else NOTHING
 
-    def _closest(self, parent: bytes, packed: bytes, pinned_only: bool) -> tuple[bytes, int]:
+    def _closest(self, parent: bytes, packed: bytes, public_only: bool) -> tuple[bytes, int]:
         """(key, common tokens) of the child that shares the longest beginning with `packed`; (b"", 0) if none does."""
         if len(packed) == 4 * BLOCK and (key := chain(parent, packed)) in (
-            self._pins if pinned_only else self._entries
+            self._public if public_only else self._entries
         ):
             return key, BLOCK
         siblings = self._children.get(parent, [])
-        if pinned_only:
-            siblings = [sibling for sibling in siblings if sibling[1] in self._pins]
+        if public_only:
+            siblings = [sibling for sibling in siblings if sibling[1] in self._public]
         i = bisect_left(siblings, (packed, b""))
         near = [(common_tokens(tokens, packed), key) for tokens, key in siblings[max(0, i - 1) : i + 1]]
         common, key = max(near, default=(0, b""))
@@ -227,13 +229,17 @@ class BlockIndex:
         """What the tier may give up, in that order. The index must not change between two of them."""
         return (self._entries[key] for key in self._order[tier] if key not in self._pins)
 
-    def pin(self, keys: Iterable[bytes]) -> None:
+    def pin(self, keys: Iterable[bytes], *, public: bool = True) -> None:
         """Keep these, known or not yet, until `unpin` was called as often."""
+        keys = tuple(keys)
         self._pins.update(keys)
+        if public:
+            self._public.update(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         self._pins.subtract(keys)
         self._pins = +self._pins
+        self._public &= self._pins.keys()
 
     def pinned(self, key: bytes) -> bool:
         return key in self._pins

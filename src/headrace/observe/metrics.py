@@ -49,7 +49,7 @@ ENGINE_GAUGES: tuple[Row, ...] = (
     ("headrace_kv_fragmentation", "Part of the free KV cells outside of their longest row.", lambda s: s.fragmentation),
     ("headrace_kv_slots_running", "KV sequence ids of running sequences.", lambda s: s.slots_running),
     ("headrace_kv_slots_cached", "KV sequence ids kept for reuse.", lambda s: s.slots_cached),
-    ("headrace_kv_slots_pinned", "KV sequence ids of pinned prompt templates.", lambda s: s.slots_pinned),
+    ("headrace_prefixes_pinned", "Prefixes that stay in RAM, given or mined.", lambda s: s.prefixes_pinned),
     ("headrace_kv_slots_free", "KV sequence ids that nothing holds.", lambda s: s.slots_free),
 )
 ENGINE_COUNTERS: tuple[Row, ...] = (
