@@ -81,16 +81,23 @@ def test_a_pinned_tail_is_not_replaced() -> None:
     assert index.shorter(longer) == tail.key
 
 
-def test_only_pinned_ones_are_matched_if_asked() -> None:
+def test_only_public_ones_are_matched_if_asked() -> None:
     index = BlockIndex()
     public = enter(index, conversation((1, 256), (2, 44)))
     enter(index, conversation((1, 256), (2, 40), (3, 10)))
     tokens = conversation((1, 256), (2, 40), (3, 99))
-    assert index.match(tokens, ROOT, pinned_only=True).length == 0
+    assert index.match(tokens, ROOT, public_only=True).length == 0
     index.pin([public[0].key])
-    assert index.match(tokens, ROOT, pinned_only=True).length == 256
+    assert index.match(tokens, ROOT, public_only=True).length == 256
+    index.pin([public[1].key], public=False)
+    assert index.match(tokens, ROOT, public_only=True).length == 256
     index.pin([public[1].key])
-    assert index.match(tokens, ROOT, pinned_only=True).length == 296
+    assert index.match(tokens, ROOT, public_only=True).length == 296
+    index.unpin([public[1].key])
+    assert index.match(tokens, ROOT, public_only=True).length == 296, "pinned for somebody still"
+    index.unpin([public[1].key])
+    assert index.match(tokens, ROOT, public_only=True).length == 256
+    index.pin([public[1].key])
     assert index.match(tokens, ROOT).length == 306
 
 
