@@ -74,6 +74,11 @@ class CheckedIndex:
         self.naive.truncate(slot, length)
         self.compare(slot)
 
+    def tokens(self, slot: int) -> list[int]:
+        found = self.real.tokens(slot)
+        assert found == self.naive.slots.get(slot, [])
+        return found
+
     def remove(self, slot: int) -> None:
         self.real.remove(slot)
         self.naive.truncate(slot, 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
-from headrace.core.plan import Copy, Plan
+from headrace.core.plan import Copy, Plan, Trim
 from headrace.core.request import Generation, Sampling
 from headrace.core.scheduler import Limits, Scheduler
 from headrace.core.sequence import Sequence as Seq
@@ -193,6 +193,7 @@ class Rig:
             if isinstance(op, Copy):
                 self.engine.copy(op.source, op.target, op.length)
             else:
+                assert isinstance(op, Trim), "nothing is kept outside here"
                 self.engine.trim(op.slot, op.length)
 
     def _check_plan(self, plan: Plan, decodes: dict[Seq, int]) -> None:

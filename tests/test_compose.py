@@ -62,6 +62,15 @@ def test_the_engine_lives_where_the_configuration_says(in_process: bool, kind: t
     assert isinstance(make_engine(config(in_process=in_process)), kind)
 
 
+@pytest.mark.parametrize("replay", [True, False])
+def test_survival_is_as_configured(replay: bool) -> None:
+    given = dataclasses.replace(config(step_timeout_s=7.0), optimizations=Optimizations(replay=replay))
+    engine = make_engine(given)
+    assert isinstance(engine, WorkerEngine)
+    assert engine._replay is replay
+    assert engine._watchdog.timeout == 7.0
+
+
 def test_a_template_that_is_none_is_one_line() -> None:
     async def main() -> None:
         engine = make_engine(config(in_process=True))

@@ -10,7 +10,7 @@ from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Marks
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.core.scheduler import Limits
-from headrace.engines.base import EngineStats, ModelInfo, Sink, StepAborted, StepFailed
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepAborted, StepFailed
 from headrace.engines.local import LocalEngine
 from headrace.testing import (
     CONTROL,
@@ -365,6 +365,7 @@ class Faked:
         self.ready = True
         self.clock_offset = 0.0
         self.stats = EngineStats()
+        self.lives = Lives()
         self._marks, self._admitted, self._late, self._vary = marks, admitted, late, vary
         self._gone: set[int] = set()
         self._sinks: dict[int, Sink] = {}

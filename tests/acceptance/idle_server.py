@@ -13,7 +13,7 @@ import uvloop
 
 from headrace.core.events import Admitted, Delta, Finished
 from headrace.core.request import Generation
-from headrace.engines.base import EngineStats, ModelInfo, Sink
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
@@ -33,6 +33,7 @@ class IdleEngine:
     ready = True
     clock_offset = 0.0
     stats = EngineStats()
+    lives = Lives()
 
     async def start(self) -> None:
         pass

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from headrace.core.door import WORTH_WAITING, Door
+from headrace.core.kv import Kept, Outside
+from headrace.core.plan import Admission
 from headrace.core.request import Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
@@ -20,7 +22,7 @@ class House:
 
     def new(self, tokens: list[int], *, salt: str = "", cache: bool = True) -> Sequence:
         self._rid += 1
-        (sequence,) = sequences(Generation(self._rid, tokens, 4, cache=cache, salt=salt), 0.0)
+        (sequence,) = sequences(Generation(self._rid, tokens, 4, cache=cache, salt=salt), 0.0, lambda token: b"")
         return sequence
 
     def run(self, sequence: Sequence, computed: int) -> Sequence:
@@ -31,7 +33,12 @@ class House:
 
     def door(self, *, max_batch: int = 4, max_running: int = 6, await_prefix: bool = True) -> Door:
         return Door(
-            self.residency, self.running, max_batch=max_batch, max_running=max_running, await_prefix=await_prefix
+            self.residency,
+            self.running,
+            max_batch=max_batch,
+            max_running=max_running,
+            await_prefix=await_prefix,
+            prefill=lambda _, count: count * 1e-3,
         )
 
 
@@ -86,3 +93,43 @@ def test_without_a_slot_nobody_gets_in() -> None:
     house = House(slots=1)
     house.run(house.new(prompt(5, 100)), 5)
     assert house.door().open(house.new(prompt(5, 101)), burnt=True) is None
+
+
+def kept(*ends: int) -> tuple[Kept, ...]:
+    return tuple(Kept(start, end, bytes([end])) for start, end in zip((0, *ends), ends, strict=False))
+
+
+def test_what_is_kept_outside_is_loaded_if_that_is_faster() -> None:
+    house = House()
+    sequence = house.new(prompt(50, 100))
+    sequence.outside = Outside(40, kept(16, 32, 48), seconds=0.01)
+    admission = house.door().open(sequence, burnt=False)
+    assert admission == Admission(sequence, None, 0, 40, kept(16, 32, 48))
+    sequence.outside = Outside(40, kept(16, 32, 48), seconds=0.05)
+    assert house.door().open(sequence, burnt=False) == Admission(sequence, None, 0, 0)
+
+
+def test_cells_are_shared_up_to_the_block_that_brings_more() -> None:
+    house = House()
+    running = house.run(house.new(prompt(20, 100)), 20)
+    sequence = house.new(prompt(50, 100))
+    sequence.outside = Outside(40, kept(16, 32, 48), seconds=0.01)
+    admission = house.door().open(sequence, burnt=False)
+    assert admission == Admission(sequence, running.slot, 16, 40, kept(16, 32, 48)[1:])
+
+
+def test_nothing_is_loaded_that_the_cells_hold() -> None:
+    house = House()
+    running = house.run(house.new(prompt(45, 100)), 45)
+    sequence = house.new([*prompt(45, 100), 7])
+    sequence.outside = Outside(40, kept(16, 32, 48), seconds=0.0)
+    assert house.door().open(sequence, burnt=False) == Admission(sequence, running.slot, 45, 45)
+
+
+def test_the_last_token_is_always_computed() -> None:
+    house = House()
+    sequence = house.new(prompt(48, 100))
+    sequence.outside = Outside(48, kept(16, 32, 48), seconds=0.0)
+    admission = house.door().open(sequence, burnt=False)
+    assert admission is not None
+    assert admission.length == 47

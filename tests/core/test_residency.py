@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from headrace.core.plan import Copy, Trim
+from headrace.core.kv import Kept
+from headrace.core.plan import Copy, Load, Trim
 from headrace.core.request import Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
@@ -9,12 +10,13 @@ from headrace.kv.radix import Radix
 
 
 def new(tokens: list[int], *, salt: str = "", cache: bool = True) -> Sequence:
-    (sequence,) = sequences(Generation(1, tokens, 4, cache=cache, salt=salt), 0.0)
+    (sequence,) = sequences(Generation(1, tokens, 4, cache=cache, salt=salt), 0.0, lambda token: b"")
     return sequence
 
 
-def residency(*, cells: int = 1000, slots: int = 4, idle_cells: int = 1000) -> Residency:
-    return Residency(index=Radix, pool=Pool(cells=cells, slots=slots), idle_cells=idle_cells, prefix_cache=True)
+def residency(*, cells: int = 1000, slots: int = 4, idle_cells: int = 1000, warm_cells: int | None = None) -> Residency:
+    pool = Pool(cells=cells, slots=slots)
+    return Residency(index=Radix, pool=pool, idle_cells=idle_cells, prefix_cache=True, warm_cells=warm_cells)
 
 
 def ran(home: Residency, tokens: list[int], *, salt: str = "") -> int:
@@ -61,17 +63,67 @@ def test_what_another_slot_holds_as_well_is_not_kept_twice() -> None:
     assert list(home.idle) == [longer]
 
 
-def test_the_least_recently_used_goes_first_and_the_pinned_last() -> None:
+def test_the_least_recently_used_goes_first() -> None:
     home = residency(idle_cells=8)
     first, second = ran(home, [1, 2, 3, 4]), ran(home, [5, 6, 7, 8])
-    home.pinned.add(first)
     third = ran(home, [9, 10, 11, 12])
     home.shrink()
-    assert list(home.idle) == [first, third]
-    assert second not in home.idle
+    assert list(home.idle) == [second, third]
+    assert first not in home.idle
     home.make_room(1000, 0, ())
     assert not home.idle
-    assert not home.pinned
+
+
+def test_what_is_saved_leaves_early() -> None:
+    home = residency(idle_cells=100, warm_cells=4)
+    slots = [ran(home, [10 * i, 2, 3, 4]) for i in range(1, 5)]
+    home.shrink()
+    assert len(home.idle) == 4, "nothing is saved yet"
+    home.saved.update(slots[:2])
+    home.shrink()
+    assert list(home.idle) == slots[2:]
+    home.saved.add(slots[2])
+    home.shrink()
+    assert list(home.idle) == slots[3:]
+    assert not home.saved
+
+
+def test_the_next_to_go_is_the_next_to_save() -> None:
+    home = residency()
+    short, first = ran(home, [9, 8]), ran(home, [1, 2, 3, 4], salt="a")
+    second = ran(home, [5, 6, 7, 8])
+    assert home.unsaved(3) == (first, [1, 2, 3, 4], "a")
+    assert home.saved == {short}, "too short to be worth it"
+    home.saved.add(first)
+    assert home.unsaved(3) == (second, [5, 6, 7, 8], "")
+    home.saved.add(second)
+    assert home.unsaved(3) is None
+
+
+def test_blocks_are_loaded_and_cut_to_what_is_wanted() -> None:
+    home = residency()
+    sequence = new(list(range(20)))
+    home.enter(sequence, None, 0)
+    home.load(sequence, (Kept(0, 8, b"a"), Kept(8, 16, b"b")), 13)
+    slot = sequence.slot or 0
+    assert (sequence.computed, home.pool.used) == (13, 13)
+    assert home.take_ops() == [Load(slot, 0, 8, b"a"), Load(slot, 8, 16, b"b"), Trim(slot, 13)]
+    assert home.match(new(list(range(20)))) == (13, slot)
+
+
+def test_right_guesses_stay_and_wrong_ones_go() -> None:
+    home = residency()
+    sequence = new([1, 2, 3])
+    home.enter(sequence, None, 0)
+    home.extend(sequence, 3)
+    sequence.tokens += [4, 5, 6]
+    home.settle(sequence, 4, 2)
+    slot = sequence.slot or 0
+    assert (sequence.computed, home.pool.used) == (5, 5)
+    assert home.take_ops() == [Trim(slot, 5)]
+    home.settle(sequence, 1, 1)
+    assert (sequence.computed, home.pool.used) == (6, 6)
+    assert home.take_ops() == []
 
 
 def test_room_for_slots_spares_those_that_are_copied_from() -> None:

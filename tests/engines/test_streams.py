@@ -166,3 +166,87 @@ def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
     clock.advance(10.5)
     with pytest.raises(Overloaded):
         streams.open(short, Sink())
+
+
+# --- a worker's death
+
+
+def told(streams: Streams, rid: int, index: int, *ids: int) -> None:
+    streams.deliver([Delta(rid, index, "x", len(ids), ids=ids)])
+
+
+def test_a_replay_goes_on_from_the_tokens_told() -> None:
+    streams = streams_of(10)
+    asked = Generation(1, [9, 8], 5, n=4, stop=("s",))
+    streams.open(asked, Sink())
+    assert streams.place(1) is asked
+    streams.deliver([Admitted(1, i, 0) for i in (0, 1, 3)])
+    told(streams, 1, 0, 4, 5)
+    told(streams, 1, 3, 7)
+    told(streams, 1, 0, 6)
+    streams.deliver([Finished(1, 3, "stop", 2)])
+    assert streams.displace() == [1]
+    again = streams.place(1)
+    assert again.resume == ((4, 5, 6), (), (), None)
+    assert (again.prompt, again.max_tokens, again.n, again.stop) == ([9, 8], 5, 4, ("s",))
+    assert asked.resume == ()
+    told(streams, 1, 0, 7)
+    streams.displace()
+    assert streams.place(1).resume == ((4, 5, 6, 7), (), (), None)
+
+
+def test_of_two_admissions_of_a_choice_one_is_told() -> None:
+    streams = streams_of(10)
+    sink = opened(streams, 1, n=2)
+    streams.deliver([Admitted(1, 0, 0)])
+    streams.displace()
+    streams.deliver([Admitted(1, 0, 7), Admitted(1, 1, 3), Admitted(1, 1, 3)])
+    assert sink == [Admitted(1, 0, 0), Admitted(1, 1, 3)]
+    assert streams.waiting == 0
+
+
+def test_who_told_most_is_the_first_suspect() -> None:
+    streams = streams_of(10)
+    for rid in range(6):
+        opened(streams, rid, n=2)
+    for rid in (0, 1, 2, 3, 5):
+        streams.place(rid)
+    streams.deliver([Admitted(rid, 0, 0) for rid in (1, 2, 3)])
+    told(streams, 2, 0, 1, 2)
+    told(streams, 3, 0, 1)
+    told(streams, 3, 1, 1, 2)
+    assert streams.unplaced() == [4]
+    assert streams.displace() == [3, 2, 1], "0 and 5 were in the worker's queue"
+    assert streams.unplaced() == [0, 1, 2, 3, 4, 5]
+    assert streams.displace() == []
+
+
+def test_if_nobody_was_computed_all_that_the_worker_had_are_suspects() -> None:
+    streams = streams_of(10)
+    for rid in range(3):
+        opened(streams, rid)
+    streams.place(0)
+    streams.place(2)
+    assert streams.displace() == [0, 2]
+
+
+def test_begun_are_the_choices_that_are_computed() -> None:
+    streams = streams_of(10)
+    opened(streams, 1, n=4)
+    assert streams.begun(1) == set()
+    streams.deliver([Admitted(1, 0, 0), Admitted(1, 2, 0), Admitted(1, 3, 0), Finished(1, 2, "stop", 1)])
+    assert streams.begun(1) == {0, 3}
+
+
+def test_a_pause_is_remembered() -> None:
+    streams = streams_of(10)
+    opened(streams, 1)
+    assert not streams.paused(1)
+    assert streams.pause(1, True)
+    assert streams.paused(1)
+    streams.displace()
+    assert streams.paused(1)
+    assert streams.pause(1, False)
+    assert not streams.paused(1)
+    assert not streams.pause(2, True)
+    assert not streams.paused(2)

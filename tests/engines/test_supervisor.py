@@ -4,72 +4,24 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.watched import PATIENCE, Stream, Watched, next_turn, run, scripted, serving, soon
 from headrace.core.admission import Bounds
-from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable, Overloaded, StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
 from headrace.core.request import Generation
-from headrace.engines import frames, supervisor
+from headrace.engines import supervisor
 from headrace.engines.base import EngineStats
 from headrace.engines.supervisor import WorkerEngine, backoff
 from headrace.engines.worker import Blueprint
 from headrace.testing import ManualClock, check_stream_engine, collect
 
-PATIENCE = 20.0
 FROZEN = ManualClock()
-LETTERS = [[c] for c in "abcdefghijklmnopqrstuvwxyz"] * 100
-
-
-class Watched(WorkerEngine):
-    """Says when its worker comes up and when it is lost."""
-
-    def __init__(self, blueprint: Blueprint, clock: Clock, **options: Any) -> None:
-        super().__init__(blueprint, clock, **options)
-        self.up: asyncio.Queue[int] = asyncio.Queue()
-        self.down: asyncio.Queue[int] = asyncio.Queue()
-
-    def _on_report(self, report: frames.Report) -> None:
-        super()._on_report(report)
-        if isinstance(report, frames.Pong):
-            self.up.put_nowait(self.pid or 0)
-
-    def _on_lost(self) -> None:
-        super()._on_lost()
-        self.down.put_nowait(self.pid or 0)
-
-    async def kill(self) -> None:
-        """Kill the worker as the kernel would, and wait until that is noticed."""
-        assert self.pid is not None
-        os.kill(self.pid, signal.SIGKILL)
-        await soon(self.down.get())
-
-
-async def soon(what: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(what, PATIENCE)
-
-
-def scripted(**settings: Any) -> Blueprint:
-    return Blueprint("headrace.testing:scripted_worker", {"script": LETTERS, **settings}, {"prefill_chunk": 64})
-
-
-@asynccontextmanager
-async def serving(blueprint: Blueprint, clock: Clock | None = None, **options: Any) -> AsyncIterator[Watched]:
-    engine = Watched(blueprint, clock or ManualClock(), **options)
-    await soon(engine.start())
-    await soon(engine.up.get())
-    try:
-        yield engine
-    finally:
-        await soon(engine.close())
-        assert engine._process is not None
-        assert engine._process.returncode is not None, "a zombie"
 
 
 @pytest.fixture
@@ -82,34 +34,11 @@ def ignore(event: Event) -> None:
     """A sink for events that a test does not look at."""
 
 
-class Stream(list[Event]):
-    """A live generation's events; `begun` when the first text came, `over` when it ended."""
-
-    def __init__(self, engine: WorkerEngine, generation: Generation) -> None:
-        super().__init__()
-        loop = asyncio.get_running_loop()
-        self.begun: asyncio.Future[None] = loop.create_future()
-        self.over: asyncio.Future[None] = loop.create_future()
-        engine.submit(generation, self)
-
-    def __call__(self, event: Event) -> None:
-        self.append(event)
-        if isinstance(event, Delta) and not self.begun.done():
-            self.begun.set_result(None)
-        if isinstance(event, Finished | Failed) and not self.over.done():
-            self.over.set_result(None)
-
-
-def run(main: Callable[[], Any]) -> None:
-    asyncio.run(main())
-
-
 # --- back-off
 
 
-def test_the_back_off_doubles_up_to_half_a_minute() -> None:
-    assert [backoff(n) for n in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff(0) == 0.5
+def test_the_first_restart_is_at_once_and_the_back_off_doubles_up_to_half_a_minute() -> None:
+    assert [backoff(n) for n in range(10)] == [0, 0, 0.5, 1, 2, 4, 8, 16, 30, 30]
     assert backoff(10**6) == 30
 
 
@@ -311,9 +240,9 @@ def test_the_worker_gets_the_environment_it_is_given(factory: Callable[[str], st
 # --- dying
 
 
-def test_a_killed_worker_fails_each_stream_once_and_comes_back(at_once: None) -> None:
+def test_without_replay_a_killed_worker_fails_each_stream_once_and_comes_back(at_once: None) -> None:
     async def main() -> None:
-        async with serving(scripted(n_ctx=4000)) as engine:
+        async with serving(scripted(n_ctx=4000), replay=False) as engine:
             live = [Stream(engine, Generation(rid, [rid, 2], 2000, n=1 + rid % 2)) for rid in range(1, 4)]
             cancelled = Stream(engine, Generation(9, [9, 9], 2000))
             for stream in live:
@@ -334,6 +263,7 @@ def test_a_killed_worker_fails_each_stream_once_and_comes_back(at_once: None) ->
             assert engine.stats == EngineStats(cells_total=16384)
             assert await soon(engine.up.get()) != first
             assert (engine.ready, engine.restarts) == (True, 1)
+            assert (engine.replayed, engine.given_up) == (0, 3)
             told = [len(stream) for stream in live]
             events = await soon(collect(engine, Generation(11, [1, 2], 3)))
             assert "".join(e.text for e in events if isinstance(e, Delta)) == "abc"
@@ -344,7 +274,7 @@ def test_a_killed_worker_fails_each_stream_once_and_comes_back(at_once: None) ->
 
 def test_a_worker_that_exits_by_itself_is_started_again(at_once: None) -> None:
     async def main() -> None:
-        async with serving(scripted(exit_at=4)) as engine:
+        async with serving(scripted(exit_at=4), replay=False) as engine:
             for rid in (1, 2):
                 events = await soon(collect(engine, Generation(rid, [1, 2], 9)))
                 assert isinstance(events[-1], Failed)
@@ -442,8 +372,7 @@ def test_close_fails_what_is_live() -> None:
 
 
 def test_close_during_the_back_off_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_BACKOFF_FIRST", 3600.0)
-    monkeypatch.setattr(supervisor, "_BACKOFF_MOST", 3600.0)
+    monkeypatch.setattr(supervisor, "backoff", lambda failures: 3600.0)
 
     async def main() -> None:
         async with serving(scripted()) as engine:
@@ -464,13 +393,6 @@ def test_close_during_a_restart_leaves_no_process(at_once: None) -> None:
         assert not engine.ready
 
     run(main)
-
-
-async def next_turn() -> None:
-    """Let the loop go round once."""
-    turned = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(turned.set_result, None)
-    await turned
 
 
 def test_closing_what_was_never_started() -> None:

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.timeline import STAGES, Timeline
-from headrace.engines.base import EngineStats
+from headrace.engines.base import EngineStats, Lives
 from headrace.observe.metrics import Metrics
 from headrace.observe.record import Record
 
@@ -15,6 +15,7 @@ class Engine:
     """As much of an engine as a scrape looks at."""
 
     ready = True
+    lives = Lives(3, 2, 1)
 
     def __init__(self, **stats: Any) -> None:
         self.stats = EngineStats(**stats)
@@ -62,6 +63,13 @@ def test_stages_and_ttft_of_a_stream() -> None:
         assert values["headrace_stage_seconds_count", stage] == 1
     total = sum(values["headrace_stage_seconds_sum", stage] for stage in STAGES)
     assert abs(total - values[("headrace_ttft_seconds_sum",)]) < 1e-9
+
+
+def test_what_deaths_of_workers_came_to() -> None:
+    values = samples(metrics(m=Engine()))
+    assert values["headrace_engine_restarts_total", "m"] == 3
+    assert values["headrace_streams_replayed_total", "m"] == 2
+    assert values["headrace_streams_given_up_total", "m"] == 1
 
 
 def test_a_whole_answer_says_nothing_about_delivery() -> None:

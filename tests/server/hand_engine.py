@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
 from headrace.core.request import Generation
-from headrace.engines.base import EngineStats, ModelInfo, Sink, StreamEngine
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StreamEngine
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
@@ -21,6 +21,7 @@ CONTROL = {"<s>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant"
 INFO = ModelInfo(name="m", n_ctx=1000, n_vocab=300, bos=256, add_bos=False, control=CONTROL, created=7)
 IDLE = EngineStats()
+UNHARMED = Lives()
 
 
 @dataclass
@@ -54,6 +55,7 @@ class HandEngine:
     ready: bool = True
     clock_offset: float = 0.0
     stats: EngineStats = IDLE
+    lives: Lives = UNHARMED
     refusal: Exception | None = None
     """Raised by the next submit."""
     generations: list[Generation] = field(default_factory=list)

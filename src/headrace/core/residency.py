@@ -157,11 +157,11 @@ class Residency:
 
     def shrink(self) -> None:
         """Keep what is idle within its bound."""
-        idle = self.pool.idle
-        if idle <= self._warm_cells or (idle <= self.idle_cells and not self.saved):
+        idle, warm = self.pool.idle, min(self.idle_cells, self._warm_cells)
+        if idle <= warm or (idle <= self.idle_cells and not self.saved):
             return
         for slot in [slot for slot in self.idle if slot in self.saved]:
-            if self.pool.idle <= self._warm_cells:
+            if self.pool.idle <= warm:
                 return
             self.drop(slot)
         for slot in list(self.idle):

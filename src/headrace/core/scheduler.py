@@ -63,6 +63,8 @@ class Limits:
     """Prompt tokens in a step while somebody decodes; only without `pace`."""
     idle_cells: int = 4096
     """KV cells that finished sequences may keep."""
+    warm_cells: int | None = None
+    """KV cells that they keep of what is saved outside; None: as many."""
     prefix_cache: bool = True
     await_prefix: bool = True
     least_slack: bool = False
@@ -89,7 +91,11 @@ class Scheduler:
         self.limits = limits
         self.cost = None if limits.pace is None else cost or CostModel()
         self.residency = Residency(
-            index=index, pool=pool, idle_cells=limits.idle_cells, prefix_cache=limits.prefix_cache
+            index=index,
+            pool=pool,
+            idle_cells=limits.idle_cells,
+            warm_cells=limits.warm_cells,
+            prefix_cache=limits.prefix_cache,
         )
         self._pool = pool
         self._teller = Teller(piece, eog)
@@ -115,17 +121,16 @@ class Scheduler:
         `outside`: a prefix of it that is kept outside the pool. `hold`: it is being fetched, wait for `fetched` until
         then.
         """
-        come = sequences(generation, now)
+        come = sequences(generation, now, self._teller.piece)
         if not come:
             return
         known, _ = self.residency.match(come[0])
         if outside is not None:
             known = max(known, min(outside.length, len(come[0].tokens) - 1))
         due = now + PATIENCE * (generation.priority == BATCH)
-        if generation.deadline is None:
-            due += STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known)
-        else:
-            due += generation.deadline
+        if not generation.resume:  # the reader of a replay has waited since the engine died
+            fair = STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known)
+            due += fair if generation.deadline is None else generation.deadline
         for sequence in come:
             sequence.known, sequence.due, sequence.outside, sequence.hold = known, due, outside, hold
         self.waiting.extend(come)
@@ -302,17 +307,18 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.scheduled is None:
-            sequence.scheduled, sequence.cached = now, length
-            self.cached_tokens += length
-            events.append(Admitted(sequence.generation.rid, sequence.index, length))
+            # A replay may find some of its answer too.
+            sequence.scheduled, sequence.cached = now, min(length, len(sequence.generation.prompt) - 1)
+            self.cached_tokens += sequence.cached
+            events.append(Admitted(sequence.generation.rid, sequence.index, sequence.cached))
 
     def not_loaded(self, slot: int, length: int) -> Sequence | None:
         """A block could not be loaded: the running sequence of that slot has its first `length` tokens only."""
         sequence = next((s for s in self.running if s.slot == slot), None)
         if sequence is None or sequence.computed <= length:
             return None
-        self.cached_tokens -= sequence.cached - length
-        sequence.cached, sequence.outside = length, None
+        self.cached_tokens -= sequence.cached - min(sequence.cached, length)
+        sequence.cached, sequence.outside = min(sequence.cached, length), None
         self.residency.cut(sequence, length)
         return sequence
 

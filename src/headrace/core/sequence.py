@@ -10,6 +10,7 @@ is prefill.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -75,11 +76,22 @@ class Sequence:
         return n - self.computed == 1 and n > len(self.generation.prompt)
 
 
-def sequences(generation: Generation, now: float) -> list[Sequence]:
-    """The choices of a generation, in order."""
-    return [
-        Sequence(generation, i, now, list(generation.prompt), Detokenizer(generation.stop)) for i in range(generation.n)
-    ]
+def sequences(generation: Generation, now: float, piece: Callable[[int], bytes]) -> list[Sequence]:
+    """The choices of a generation that are not over, in order. `piece`: a token's bytes as they appear in an answer."""
+    resume = generation.resume or ((),) * generation.n
+    return [_sequence(generation, i, now, ids, piece) for i, ids in enumerate(resume) if ids is not None]
+
+
+def _sequence(
+    generation: Generation, index: int, now: float, ids: tuple[int, ...], piece: Callable[[int], bytes]
+) -> Sequence:
+    """One choice. In a replay it stands where it stood when its reader was last told something: nothing is untold, and
+    the detokenizer holds back what it held back then."""
+    detokenizer = Detokenizer(generation.stop)
+    shown = False
+    for token in ids:
+        shown = bool(detokenizer.feed(piece(token))) or shown
+    return Sequence(generation, index, now, [*generation.prompt, *ids], detokenizer, shown=shown)
 
 
 Run = TypeVar("Run", list[int], "array[int]")

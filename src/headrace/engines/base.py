@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.events import Event
+from headrace.core.kv import Pin
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation
 from headrace.kv.tiers import TierStats
@@ -161,6 +162,16 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """KV outside the pool, as of now and then."""
 
 
+class Lives(msgspec.Struct, frozen=True):
+    """What the deaths of an engine's workers have come to since start."""
+
+    restarts: int = 0
+    replayed: int = 0
+    """Streams that went on in another worker, counted each time."""
+    given_up: int = 0
+    """Streams that ended with an error because their worker died."""
+
+
 Sink = Callable[[Event], None]
 
 
@@ -172,7 +183,7 @@ class StreamEngine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """A generation submitted now would be worked on."""
+        """A generation submitted now is taken: worked on, or queued because the engine is back soon."""
         ...
 
     @property
@@ -182,6 +193,9 @@ class StreamEngine(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def lives(self) -> Lives: ...
 
     async def start(self) -> None:
         """Load. Raises StartupError."""
@@ -193,6 +207,10 @@ class StreamEngine(Protocol):
 
     def submit(self, generation: Generation, sink: Sink) -> None:
         """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
+        ...
+
+    def pin(self, pins: Sequence[Pin]) -> None:
+        """Keep the KV of these prefixes warm, for everybody; those given before and not now are like any others."""
         ...
 
     def cancel(self, rid: int) -> None:

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from headrace.core.events import Event
+from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, ModelInfo
 
@@ -39,11 +40,17 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
     paused: bool
 
 
+class Pins(msgspec.Struct, frozen=True, array_like=True, tag="pins"):
+    """Server → worker: keep these prefixes warm, and no others of those that were given before."""
+
+    pins: list[Pin]
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Server → worker: what time is it with you?"""
 
 
-Command = Submit | Cancel | Pause | Ping
+Command = Submit | Cancel | Pause | Pins | Ping
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.core.admission import Backlog, Bounds
 from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable
 from headrace.core.events import Event
+from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.core.scheduler import Limits
-from headrace.engines.base import EngineStats, ModelInfo, Sink, StepEngine
-from headrace.engines.stepper import Stepper
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepEngine
+from headrace.engines.stepper import Deliver, Stepper
 from headrace.engines.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,11 @@ class LocalEngine:
         clock: Clock,
         *,
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        begin: Callable[[StepEngine, Deliver], Stepper] | None = None,
     ) -> None:
+        """`begin` makes the stepper, on the engine's thread; by default one that keeps nothing outside the pool."""
         self._make = make
-        self._limits = limits
+        self._begin = begin or (lambda engine, deliver: Stepper(engine, limits, clock, deliver))
         self._clock = clock
         self._streams = Streams(Backlog(bounds), clock)
         self._stepper: Stepper | None = None
@@ -49,6 +52,7 @@ class LocalEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.clock_offset = 0.0
         self.stats = EngineStats()
+        self.lives = Lives()
 
     def __repr__(self) -> str:
         return f"<LocalEngine [{'ready' if self.ready else 'closed'}, {self._streams!r}]>"
@@ -84,6 +88,10 @@ class LocalEngine:
         self._streams.open(generation, sink)
         self._stepper.submit(generation)
 
+    def pin(self, pins: Sequence[Pin]) -> None:
+        if self._stepper is not None:
+            self._stepper.pin(pins)
+
     def cancel(self, rid: int) -> None:
         if self._streams.close(rid) and self._stepper is not None:
             self._stepper.cancel(rid)
@@ -104,8 +112,12 @@ class LocalEngine:
             loop.call_soon_threadsafe(_settle, loaded, None, error)
             return
         self._info = engine.info
-        stepper = Stepper(engine, self._limits, self._clock, self._from_thread)
-        stepper.calibrate()
+        try:
+            stepper = self._begin(engine, self._from_thread)
+        except BaseException as error:
+            engine.close()
+            loop.call_soon_threadsafe(_settle, loaded, None, error)
+            return
         loop.call_soon_threadsafe(_settle, loaded, stepper, None)
         try:
             stepper.run()

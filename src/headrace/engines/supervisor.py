@@ -1,11 +1,15 @@
 """A StreamEngine whose engine lives in a child process, and is started again when it dies.
 
-    STARTING ──Ready──► READY ──socket closed──► WAITING ──back-off──► STARTING
-        │                                                                  │
-        └──Broken, or dead before it was ever ready──► StartupError        └─ once it was ready: for ever
+    STARTING ──Ready──► UP ──socket closed──► WAITING ──back-off──► STARTING
+        │               │ ▲                      ▲                     │
+        │               │ └ streams are put back └── silent: kill -9   └─ once it was up: for ever
+        │               └──────────────────────────────┘
+        └──Broken, or dead before it was ever up──► StartupError
 
-Rules: everything here runs on the event loop; live generations of a dead worker each get one `Failed`; the back-off
-doubles from 0.5 s to 30 s and is forgotten once a worker has been up for a minute.
+Rules: everything here runs on the event loop. Live streams outlive the worker: the next one goes on from the last token
+that each reader was told of, see `streams`, and in what order, see `quarantine`. The first restart is at once, then the
+back-off doubles from 0.5 s to 30 s; it is forgotten once a worker has been up for a minute. Without replay, the live
+streams of a dead worker each get one `Failed`.
 """
 
 from __future__ import annotations
@@ -16,17 +20,21 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from headrace.core.admission import Backlog, Bounds
 from headrace.core.clock import Clock, offset
 from headrace.core.errors import EngineUnavailable, StartupError
+from headrace.core.events import Event, Failed
+from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines import frames
-from headrace.engines.base import EngineStats, ModelInfo, Sink
+from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
+from headrace.engines.quarantine import Quarantine
 from headrace.engines.streams import Streams
+from headrace.engines.watchdog import Verdict, Watchdog
 from headrace.engines.worker import Blueprint
 
 log = logging.getLogger(__name__)
@@ -34,12 +42,17 @@ log = logging.getLogger(__name__)
 _BACKOFF_FIRST = 0.5
 _BACKOFF_MOST = 30.0
 _STEADY = 60.0
+_VAIN_STARTS = 5
+"""Starts in a row that come to nothing, until the streams no longer wait for the next one."""
 _DIED = "the engine stopped while it worked on this request; it is being restarted, please try again"
+_GUILTY = "the engine stopped twice while it worked on this request; it is not tried again"
 
 
 def backoff(failures: int) -> float:
     """Seconds to wait before start number `failures` + 1."""
-    return float(min(_BACKOFF_MOST, _BACKOFF_FIRST * 2 ** max(0, min(failures, 16) - 1)))
+    if failures <= 1:
+        return 0.0
+    return float(min(_BACKOFF_MOST, _BACKOFF_FIRST * 2 ** (min(failures, 16) - 2)))
 
 
 class _Link(asyncio.Protocol):
@@ -67,12 +80,20 @@ class WorkerEngine:
         *,
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
         environment: Mapping[str, str] | None = None,
+        replay: bool = True,
+        step_timeout_s: float = 60.0,
     ) -> None:
         self._blueprint = blueprint
         self._environment = environment
         """The worker's; None: the same as ours."""
         self._clock = clock
+        self._replay = replay
+        self._pins: tuple[Pin, ...] = ()
+        """What every new worker is told to keep warm."""
         self._streams = Streams(Backlog(bounds), clock)
+        self._quarantine = Quarantine()
+        self._watchdog = Watchdog(step_timeout_s)
+        self._watch: asyncio.TimerHandle | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._info: ModelInfo | None = None
@@ -81,9 +102,15 @@ class WorkerEngine:
         self._asked = 0.0
         self._up_since = 0.0
         self._failures = 0
+        self._vain = 0
+        """Workers in a row that died before they were up."""
+        self._up = False
+        self._back_soon = False
+        """The worker is down for the first time: who comes now is queued."""
         self._closing = False
         self.restarts = 0
-        self.ready = False
+        self.replayed = 0
+        self.given_up = 0
         self.clock_offset = 0.0
         self.stats = EngineStats()
 
@@ -96,11 +123,20 @@ class WorkerEngine:
         return self._process.pid if self._process is not None else None
 
     @property
+    def ready(self) -> bool:
+        """A generation submitted now is taken: worked on, or queued because the worker is back soon."""
+        return self._up or self._back_soon
+
+    @property
     def info(self) -> ModelInfo:
         """Raises EngineUnavailable before the first start; known while the worker restarts."""
         if self._info is None:
             raise EngineUnavailable("the model is still loading; try again soon")
         return self._info
+
+    @property
+    def lives(self) -> Lives:
+        return Lives(self.restarts, self.replayed, self.given_up)
 
     async def start(self) -> None:
         """Load the model for the first time. Raises StartupError."""
@@ -115,9 +151,11 @@ class WorkerEngine:
     async def close(self) -> None:
         """End the worker; live generations get `Failed`."""
         self._closing = True
-        loading, self.ready = not self.ready, False
-        if self._restart is not None:
-            self._restart.cancel()
+        loading, self._up, self._back_soon = not self._up, False, False
+        for timer in (self._restart, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._quarantine.acquit()
         self._streams.fail_all("engine_unavailable", "the server is shutting down")
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartupError("stopped while the model was loading"))
@@ -132,20 +170,31 @@ class WorkerEngine:
         """Raises EngineUnavailable, Overloaded."""
         if not self.ready:
             raise EngineUnavailable("the engine is being restarted; try again soon")
+        if not self._streams:
+            self._watchdog.heard(self._clock())  # silence counts from here
         self._streams.open(generation, sink)
-        self._send(frames.Submit(generation))
+        if self._up and not self._quarantine:
+            self._place(generation.rid)
+
+    def pin(self, pins: Sequence[Pin]) -> None:
+        self._pins = tuple(pins)
+        if self._up:
+            self._send(frames.Pins(list(pins)))
 
     def cancel(self, rid: int) -> None:
         if self._streams.close(rid):
             self._send(frames.Cancel(rid))
+            if self._quarantine:
+                self._quarantine.drop(rid)
+                self._put_back()
 
     def pause(self, rid: int) -> None:
-        if rid in self._streams:
-            self._send(frames.Pause(rid, True))
+        if self._streams.pause(rid, True):
+            self._hold(rid, True)
 
     def resume(self, rid: int) -> None:
-        if rid in self._streams:
-            self._send(frames.Pause(rid, False))
+        if self._streams.pause(rid, False):
+            self._hold(rid, False)
 
     async def _launch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -170,37 +219,99 @@ class WorkerEngine:
         self._transport.write(struct.pack("<I", len(body)) + body)
 
     def _send(self, command: frames.Command) -> None:
-        if self._transport is not None:
+        """A worker that is not up has no streams and is told nothing about them."""
+        if self._transport is not None and (self._up or isinstance(command, frames.Ping)):
             self._transport.write(frames.encode(command))
 
+    def _hold(self, rid: int, paused: bool) -> None:
+        """Pass on a pause, but let one on trial go on until it is cleared: all others wait for that."""
+        if rid != self._quarantine.on_trial:
+            self._send(frames.Pause(rid, paused))
+
+    def _place(self, rid: int) -> None:
+        generation = self._streams.place(rid)
+        self.replayed += bool(generation.resume)
+        self._send(frames.Submit(generation))
+        if self._streams.paused(rid):
+            self._hold(rid, True)
+
+    def _put_back(self) -> None:
+        """Give the worker all streams that it may have now: the harmless ones, and a suspect if none is on trial."""
+        if not self._up:
+            return
+        suspects = self._quarantine.suspects
+        for rid in self._streams.unplaced():
+            if rid not in suspects and (not self._quarantine or self._streams.begun(rid)):
+                self._place(rid)
+        suspect = self._quarantine.next()
+        if suspect is not None:
+            self._quarantine.charge(self._streams.begun(suspect))
+            self._place(suspect)
+
+    def _hear(self, events: list[Event]) -> None:
+        """Has the suspect on trial given what it owed?"""
+        cleared = self._quarantine.hear(events)
+        if cleared is not None:
+            if self._streams.paused(cleared):
+                self._send(frames.Pause(cleared, True))
+            self._put_back()
+
     def _on_report(self, report: frames.Report) -> None:
+        self._watchdog.heard(self._clock())
         match report:
             case frames.Step(events, stats):
                 self.stats = stats
                 self._streams.learn(stats)
                 self._streams.deliver(events)
+                if self._quarantine.on_trial is not None:
+                    self._hear(events)
             case frames.Ready(info):
                 self._info = info
                 self._asked = self._clock()
                 self._send(frames.Ping())
             case frames.Pong(now):
-                self.clock_offset = offset(self._asked, now, self._clock())
-                self._up_since = self._clock()
-                self.ready = True
-                if self._started is not None and not self._started.done():
-                    self._started.set_result(None)
+                if not self._up:
+                    self._on_up(now)
             case frames.Broken(message):
                 if self._started is not None and not self._started.done():
                     self._started.set_exception(StartupError(message))
                 else:
                     log.error("engine: %s", message)
 
+    def _on_up(self, now: float) -> None:
+        """The worker takes streams. `now`: on its clock."""
+        self.clock_offset = offset(self._asked, now, self._clock())
+        self._up_since = self._clock()
+        self._up, self._back_soon, self._vain = True, False, 0
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+        self._look()
+        self._send(frames.Pins(list(self._pins)))
+        self._put_back()
+
+    def _look(self) -> None:
+        """See to it that a worker with work gives signs of life, and come back in time."""
+        if self._watch is not None:
+            self._watch.cancel()
+        verdict, seconds = self._watchdog.look(self._clock(), busy=len(self._streams) > 0)
+        self._watch = asyncio.get_running_loop().call_later(seconds, self._look)
+        if verdict is Verdict.PING:
+            self._send(frames.Ping())
+        elif verdict is Verdict.KILL and self._process is not None:
+            log.error(
+                "engine: worker %s has been silent for %.1f s; it is killed", self.pid, 2 * self._watchdog.timeout
+            )
+            self._process.kill()
+
     def _on_lost(self) -> None:
         """The worker is gone, for whatever reason."""
-        if self.ready and self._clock() - self._up_since > _STEADY:
+        if self._up and self._clock() - self._up_since > _STEADY:
             self._failures = 0
-        self.ready = False
+        self._vain = 0 if self._up else self._vain + 1
+        self._up = self._back_soon = False
         self._transport = None
+        if self._watch is not None:
+            self._watch.cancel()
         self.stats = EngineStats(cells_total=self.stats.cells_total)
         if self._closing:
             return
@@ -210,12 +321,25 @@ class WorkerEngine:
         if self._info is None:
             return  # the first start failed and has been reported
         self._failures += 1
+        self._back_soon = self._replay and self._failures == 1
         wait = backoff(self._failures)
-        log.error(
-            "engine: worker %s is gone, %d streams fail; next start in %.1f s", self.pid, len(self._streams), wait
-        )
-        self._streams.fail_all("engine_failed", _DIED)
+        log.error("engine: worker %s is gone with %d streams; next start in %.1f s", self.pid, len(self._streams), wait)
         self._restart = asyncio.get_running_loop().call_later(wait, self._start_again)
+        self._mourn()
+
+    def _mourn(self) -> None:
+        """Which of the dead worker's streams end with it?"""
+        working = self._streams.displace()
+        if not self._replay or self._vain >= _VAIN_STARTS:
+            self.given_up += len(self._streams)
+            self._quarantine.acquit()
+            self._streams.fail_all("engine_failed", _DIED)
+            return
+        guilty = self._quarantine.crash(working)
+        if guilty is not None:
+            log.error("engine: generation %d was on trial when the worker died; it is given up", guilty)
+            self.given_up += 1
+            self._streams.deliver([Failed(guilty, "engine_failed", _GUILTY)])
 
     def _start_again(self) -> None:
         self.restarts += 1

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,7 +30,9 @@ from headrace.core.events import Event
 from headrace.core.scheduler import Limits
 from headrace.engines import frames
 from headrace.engines.base import EngineStats, StepEngine
-from headrace.engines.stepper import Stepper
+from headrace.engines.calibration import calibration_file, load_calibration, save_calibration
+from headrace.engines.keeper import TierSettings
+from headrace.engines.stepper import CLOSE_S, Deliver, Stepper
 
 
 class Blueprint(msgspec.Struct, frozen=True):
@@ -38,6 +41,11 @@ class Blueprint(msgspec.Struct, frozen=True):
     factory: str
     settings: dict[str, Any]
     limits: dict[str, Any]
+    tiers: TierSettings | None = None
+    """None: KV is kept in the pool only."""
+    calibration: str = ""
+    """Directory where what steps cost is kept; "" for none."""
+    speculation: bool = False
 
 
 def build(blueprint: Blueprint) -> StepEngine:
@@ -45,6 +53,25 @@ def build(blueprint: Blueprint) -> StepEngine:
     module, _, name = blueprint.factory.partition(":")
     engine: StepEngine = getattr(importlib.import_module(module), name)(blueprint.settings, time.monotonic)
     return engine
+
+
+def make_stepper(blueprint: Blueprint, engine: StepEngine, deliver: Deliver) -> Stepper:
+    """All that runs on the engine's thread, calibrated. On that thread. Raises StartupError."""
+    limits = msgspec.convert(blueprint.limits, Limits)
+    settings = blueprint.settings
+    threads = settings.get("threads", 0), settings.get("threads_batch", 0)
+    file = None
+    if blueprint.calibration and limits.pace is not None:
+        file = calibration_file(Path(blueprint.calibration), engine.fingerprint, threads)
+    cost = None if file is None else load_calibration(file)
+    stepper = Stepper(engine, limits, time.monotonic, deliver, cost)
+    if cost is None:
+        learned = stepper.calibrate()
+        if file is not None and learned is not None:
+            save_calibration(file, learned)
+    if blueprint.tiers is not None:
+        stepper.keep(blueprint.tiers)
+    return stepper
 
 
 class _Writer:
@@ -110,8 +137,12 @@ def main(fd: int) -> int:
         writer.send(frames.Broken(error.message))
         writer.finish()
         return 2
-    stepper = Stepper(engine, msgspec.convert(blueprint.limits, Limits), time.monotonic, writer.step)
-    stepper.calibrate()
+    try:
+        stepper = make_stepper(blueprint, engine, writer.step)
+    except StartupError as error:
+        writer.send(frames.Broken(error.message))
+        writer.finish()
+        return 2
     writer.send(frames.Ready(engine.info))
     threading.Thread(target=_read, args=(sock, stepper, writer), name="reader", daemon=True).start()
     gc.collect()
@@ -136,9 +167,15 @@ def _read(sock: socket.socket, stepper: Stepper, writer: _Writer) -> None:
                     stepper.cancel(rid)
                 case frames.Pause(rid, paused):
                     stepper.pause(rid, paused)
+                case frames.Pins(pins):
+                    stepper.pin(pins)
                 case frames.Ping():
                     stepper.call(lambda: writer.send(frames.Pong(time.monotonic())))
-    os._exit(0)  # a step may be running: it is not waited for, the kernel frees what the process holds
+    # A step may be running: it is given up. What is not saved yet is, but nobody waits for long.
+    closing = threading.Thread(target=stepper.close, daemon=True)
+    closing.start()
+    closing.join(CLOSE_S + 1.0)
+    os._exit(0)
 
 
 def _receive(sock: socket.socket, size: int = 1 << 16) -> bytes:

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from headrace import __version__
 from headrace.core.errors import REASONS
 from headrace.core.timeline import STAGES
-from headrace.engines.base import EngineStats, StreamEngine
+from headrace.engines.base import EngineStats, Lives, StreamEngine
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
 from headrace.observe.tier_metrics import tier_families
@@ -58,6 +58,11 @@ ENGINE_COUNTERS: tuple[Row, ...] = (
     ("headrace_completion_tokens", "Tokens drawn.", lambda s: s.completion_tokens),
     ("headrace_engine_steps", "Batches computed.", lambda s: s.steps),
     ("headrace_preemptions", "Running sequences that had to give up their cells.", lambda s: s.preemptions),
+)
+LIFE_COUNTERS: tuple[tuple[str, str, Callable[[Lives], int]], ...] = (
+    ("headrace_engine_restarts", "Workers started again after one died.", lambda lives: lives.restarts),
+    ("headrace_streams_replayed", "Streams that went on in another worker.", lambda lives: lives.replayed),
+    ("headrace_streams_given_up", "Streams that ended because their worker died.", lambda lives: lives.given_up),
 )
 # fmt: on
 
@@ -153,6 +158,11 @@ class Metrics:
             counter = CounterMetricFamily(title, text, labels=("model",))
             for name, one in stats.items():
                 counter.add_metric((name,), read(one))
+            yield counter
+        for title, text, count in LIFE_COUNTERS:
+            counter = CounterMetricFamily(title, text, labels=("model",))
+            for name, engine in self._engines.items():
+                counter.add_metric((name,), count(engine.lives))
             yield counter
         yield from tier_families({name: one.tiers for name, one in stats.items()})
 
