@@ -31,7 +31,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def loaded_engine(demo_model: Path) -> Iterator[LlamaEngine]:
-    engine = LlamaEngine(LlamaSettings(demo_model, "demo", cells=2048, slots=16, batch=256), time.monotonic)
+    engine = LlamaEngine(LlamaSettings(demo_model, "demo", cells=2048, slots=16, batch=256, drafts=32), time.monotonic)
     yield engine
     engine.close()
 

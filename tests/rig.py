@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import count
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.limits import Limits
 from headrace.core.plan import Copy, Plan, Trim
 from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits, Scheduler
+from headrace.core.scheduler import Scheduler
 from headrace.core.sequence import Sequence as Seq
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import ManualClock, Script, ScriptedEngine
@@ -209,7 +210,7 @@ class Rig:
         prompts = sum(share.count for share in plan.shares if share.sequence not in decodes)
         assert prompts <= (limits.prefill_chunk_busy if decodes else limits.prefill_chunk)
         assert plan.tokens <= limits.step_tokens
-        assert all(0 < share.count <= share.sequence.pending for share in plan.shares)
+        assert all(0 < share.count - len(share.guesses) <= share.sequence.pending for share in plan.shares)
         prefilling = [s for s in self.scheduler.running if not s.paused and s not in decodes]
         assert limits.least_slack or not prefilling or prefilling[0] in {share.sequence for share in plan.shares}, (
             "the first prompt goes on"

@@ -20,7 +20,8 @@ from headrace.config import cache_home, engine_environment
 from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
-from headrace.core.scheduler import Limits
+from headrace.core.limits import Limits
+from headrace.core.speculation import MAX_GUESSES
 from headrace.core.tokenizer import Tokenizer
 from headrace.engines.base import ModelInfo, StreamEngine
 from headrace.engines.keeper import TierSettings
@@ -116,6 +117,7 @@ def make_limits(config: Config) -> Limits:
         await_prefix=o.await_prefix,
         least_slack=o.least_slack,
         fuse=o.ttft_fuse,
+        speculation=o.speculation,
         pace=make_pace(config) if o.adaptive_chunks else None,
         warm_cells=min(WARM_CELLS, e.idle_cells) if make_tiers(config) else None,
     )
@@ -176,7 +178,7 @@ def batch_size(tokens: int) -> int:
 
 def make_blueprint(config: Config) -> Blueprint:
     """How the worker makes its engine."""
-    e = config.engine
+    e, o = config.engine, config.optimizations
     limits = make_limits(config)
     rate = script_rate(config.model.path)
     if rate is not None:
@@ -199,6 +201,8 @@ def make_blueprint(config: Config) -> Blueprint:
         "threads_batch": e.threads_batch or cores,
         "flash_attention": e.flash_attention,
         "kv_type": e.kv_type,
+        "drafts": MAX_GUESSES if o.speculation else 0,
+        "draft_model": e.draft_model if o.speculation else "",
         "created": _changed(path),
     }
     return Blueprint(

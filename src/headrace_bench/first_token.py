@@ -19,15 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from headrace_bench.lab import Lab, words
 from headrace_bench.server import Server
 from headrace_bench.stats import median, percentile
 from headrace_bench.wire import Answer, chat
-
-WORDS = "river stone light water bridge morning letter garden window market winter story mountain road music".split()
 
 BARE = """
 import json, sys, time
@@ -58,48 +55,6 @@ print(json.dumps(n / seconds))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Lab:
-    """Where things are and how often to repeat them."""
-
-    model: Path
-    folder: Path
-    """Logs and results."""
-    llama_server: Path | None
-    peerload: Path | None
-    threads: int = 2
-    rounds: int = 5
-
-    def headrace(self, *flags: str, model: str | None = None, port: int = 18100) -> Server:
-        """The server under test, as a user would start it."""
-        settings = ["--set", f"engine.threads={self.threads}", "--set", f"engine.threads_batch={self.threads}"]
-        command = [sys.executable, "-m", "headrace", "serve", model or str(self.model), "--port", str(port)]
-        return Server(
-            "headrace",
-            [*command, *settings, *flags],
-            url=f"http://127.0.0.1:{port}",
-            ready="/readyz",
-            log=self.folder / "headrace.log",
-        )
-
-    def peer(self, *flags: str, port: int = 18101) -> Server:
-        """llama-server with its defaults but for the number of threads."""
-        assert self.llama_server is not None
-        command = [str(self.llama_server), "-m", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        return Server(
-            "llama-server",
-            [*command, "-t", str(self.threads), *flags],
-            url=f"http://127.0.0.1:{port}",
-            ready="/health",
-            log=self.folder / "llama-server.log",
-            env={"LD_LIBRARY_PATH": str(self.llama_server.parent)},
-        )
-
-
-def words(rng: random.Random, n: int) -> str:
-    return " ".join(rng.choice(WORDS) for _ in range(n))
-
-
 def decode(lab: Lab) -> dict[str, Any]:
     """Bar: >= 0.93. The peer's ratio stands beside it: both pay for the client, which shares the cores."""
     question = "Write a long story about a river."
@@ -114,8 +69,8 @@ def decode(lab: Lab) -> dict[str, Any]:
     rounds: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(lab.headrace())]
-        if lab.llama_server is not None:
-            servers.append(stack.enter_context(lab.peer()))
+        if lab.programs.llama_server is not None:
+            servers.append(stack.enter_context(lab.llama_server()))
         # Greedy: every answer of a server is the same.
         tokens = [asyncio.run(chat(server.url, body)).tokens or 0 for server in servers]
         for i in range(lab.rounds):
@@ -139,17 +94,16 @@ def decode(lab: Lab) -> dict[str, Any]:
 
 
 def _rate(answer: Answer) -> float:
-    """Tokens per second from the first text to the last; how many there were the server's usage says."""
     assert answer.tokens is not None
     assert answer.tokens > 150, "too short an answer to time"
-    return (answer.tokens - 1) / (answer.stamps[-1] - answer.stamps[0])
+    return answer.rate
 
 
 def peers(lab: Lab, only: Sequence[str]) -> dict[str, Any]:
     """Bars: single p50 <= 1.08, shared cold p95 <= 0.5, leave after <= 1.3 of alone."""
     assert lab.peerload is not None
     rounds: list[dict[str, Any]] = []
-    with lab.headrace() as ours, lab.peer() as theirs:
+    with lab.headrace() as ours, lab.llama_server() as theirs:
         for i in range(lab.rounds):
             pair = {}
             order = (ours, theirs) if i % 2 else (theirs, ours)

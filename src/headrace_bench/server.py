@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import time
 import urllib.error
@@ -12,8 +14,17 @@ from pathlib import Path
 from types import TracebackType
 
 READY_S = 120.0
+STOP_S = 40.0
+"""Some write to disk before they go."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 class NotReady(Exception):
@@ -21,7 +32,7 @@ class NotReady(Exception):
 
 
 class Server:
-    """`command` with a log file, ready once GET `ready` answers 200."""
+    """`command` with a log file, ready once GET `ready` answers 200. `scratch` is deleted once it has stopped."""
 
     def __init__(
         self,
@@ -32,6 +43,7 @@ class Server:
         ready: str,
         log: Path,
         env: Mapping[str, str] | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.name = name
         self.command = list(command)
@@ -39,6 +51,7 @@ class Server:
         self._ready = ready
         self._log = log
         self._env = {**os.environ, **(env or {})}
+        self._scratch = scratch
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -59,10 +72,12 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=STOP_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _answers(self) -> bool:
         try:
@@ -78,10 +93,14 @@ class Server:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [pid, *map(int, children)]
 
+    def biggest_child(self) -> int:
+        """The child with most memory: the engine, where that is a process of its own. ValueError: there is none."""
+        return max(self.pids()[1:], key=resident)
+
     def rss(self) -> int:
         """Resident bytes of the server process itself, without its engine's."""
         assert self._process is not None
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE
+        return resident(self._process.pid)
 
     def cpu(self) -> float:
         """CPU seconds of the process and its children so far."""
@@ -90,3 +109,11 @@ class Server:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += int(fields[11]) + int(fields[12])
         return total / _TICK
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process; 0 once it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0

@@ -26,8 +26,23 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     tokens: int | None = None
     """By the server's usage, if it was asked for."""
+    prompt_tokens: int | None = None
+    finish: str | None = None
+    """Why it ended, in the server's word."""
     timeline: dict[str, Any] | None = None
     """What a Headrace says of itself, in ms."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second from the first text to the last. ValueError without usage or with nothing to time."""
+        if self.tokens is None or len(self.stamps) < 2:
+            raise ValueError(f"no rate of {len(self.stamps)} chunks, {self.tokens} tokens")
+        return (self.tokens - 1) / (self.stamps[-1] - self.stamps[0])
 
     @property
     def gaps(self) -> list[float]:
@@ -35,8 +50,11 @@ class Answer:
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
-async def chat(url: str, body: dict[str, Any], *, timeout_s: float = 300.0) -> Answer:
-    """POST `body` to /v1/chat/completions as a stream. Raises Refused, OSError, TimeoutError."""
+async def chat(url: str, body: dict[str, Any], *, timeout_s: float = 300.0, into: Answer | None = None) -> Answer:
+    """POST `body` to /v1/chat/completions as a stream; who gives `into` can watch it grow.
+
+    Raises Refused, OSError, TimeoutError.
+    """
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     data = json.dumps({**body, "stream": True}).encode()
@@ -49,13 +67,13 @@ async def chat(url: str, body: dict[str, Any], *, timeout_s: float = 300.0) -> A
         try:
             start = time.perf_counter()
             writer.write(head + data)
-            return await _read(reader, start)
+            return await _read(reader, start, Answer() if into is None else into)
         finally:
             writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, start: float) -> Answer:
-    answer, rest, status, over = Answer(), b"", None, False
+async def _read(reader: asyncio.StreamReader, start: float, answer: Answer) -> Answer:
+    rest, status, over = b"", None, False
     while data := await reader.read(1 << 16):
         now = time.perf_counter() - start
         *lines, rest = (rest + data).split(b"\n")
@@ -81,8 +99,10 @@ def _take(data: bytes, now: float, answer: Answer) -> bool:
     if text:
         answer.stamps.append(now)
         answer.texts.append(text)
+    answer.finish = choices[0].get("finish_reason") or answer.finish
     if event.get("usage"):
         answer.tokens = event["usage"]["completion_tokens"]
+        answer.prompt_tokens = event["usage"]["prompt_tokens"]
     if "headrace" in event:
         answer.timeline = event["headrace"].get("timeline")
     return False

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 import uvloop
 
 from headrace.core.events import Admitted, Delta, Finished
+from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
 from headrace.observe.accesslog import AccessLog
@@ -36,6 +38,9 @@ class IdleEngine:
     lives = Lives()
 
     async def start(self) -> None:
+        pass
+
+    def pin(self, pins: Sequence[Pin]) -> None:
         pass
 
     async def close(self) -> None:

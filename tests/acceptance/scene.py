@@ -34,8 +34,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from acceptance.asking import Asking, Wire
 from headrace.core.admission import Bounds
 from headrace.core.clock import Clock
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
-from headrace.core.scheduler import Limits
 from headrace.engines.base import StepFailed
 from headrace.engines.local import LocalEngine
 from headrace.observe.accesslog import LOGGER, AccessLog

@@ -20,9 +20,9 @@ from acceptance.asking import Asking, Wire, on_loop
 from acceptance.process import Process
 from acceptance.scene import Scene, scripted
 from headrace.core.events import Delta, Event
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats
 from headrace.engines.stepper import Stepper
 from headrace.server.stream import StreamLimits

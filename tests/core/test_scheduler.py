@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from headrace.core.events import Delta, Failed, Finished, Marks
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Copy, Draw, Trim
 from headrace.core.request import Sampling
-from headrace.core.scheduler import Limits
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import END, ManualClock, Script
 from rig import GREEDY, Rig

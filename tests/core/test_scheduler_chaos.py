@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from headrace.core.scheduler import Limits
+from headrace.core.limits import Limits
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import END
 from rig import Rig

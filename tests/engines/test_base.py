@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.core.scheduler import Limits
+from headrace.core.limits import Limits
 from headrace.engines.base import EngineStats, ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
 from headrace.engines.llama import LlamaEngine
 from headrace.engines.local import LocalEngine

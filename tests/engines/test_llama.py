@@ -14,9 +14,10 @@ import pytest
 
 from headrace.core.errors import StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Draw, Drawn
 from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits
+from headrace.core.speculation import Speculation
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.engines.llama import LlamaEngine, LlamaSettings, worker
 from headrace.engines.llama_lib import C
@@ -173,6 +174,95 @@ def test_bias_decides(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None
         drawn = first(model_engine.step([Chunk(0, 0, ids, want)]).drawn[0])
         assert drawn == token if token else drawn != likely
         model_engine.trim(0, 0)
+
+
+# --- guesses
+
+
+def guessed(slot: int, ids: list[int], guesses: list[int], sampling: Sampling = GREEDY) -> Chunk:
+    """A prompt from its start, with guesses behind it."""
+    return Chunk(slot, 0, [*ids, *guesses], Draw(sampling, 0, len(ids), ids, len(ids), len(guesses)))
+
+
+def test_guesses_are_checked_amid_other_chunks(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    texts = [COUNT, ABC, FOX, CATS]
+    count, abc, fox, cats = (vocabulary.encode(text, special=False) for text in texts)
+    model_engine.step([Chunk(9, 0, cats[:-1], None)])
+    result = model_engine.step(
+        [
+            Chunk(9, len(cats) - 1, cats[-1:], greedy(cats)),
+            guessed(2, fox, vocabulary.encode(" red fox the big", special=False)),
+            Chunk(1, 0, abc[:5], None),
+            guessed(3, count, vocabulary.encode(" 17, 19, 20", special=False)),
+            Chunk(4, 0, abc, greedy(abc)),
+            guessed(5, fox, vocabulary.encode(" green fox", special=False)),
+        ]
+    ).drawn
+    texts = [b"".join(map(model_engine.piece, d.tokens)).decode() if d else "" for d in result]
+    assert texts == [" cat", " red fox the big red", "", " 17, 18", " m", " red"]
+    assert held(model_engine, 3) == len(count) + len(vocabulary.encode(" 17, 19, 20", special=False))
+
+
+def test_each_accepted_token_has_its_logprob(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(FOX, special=False)
+    guesses = vocabulary.encode(" red fox a", special=False)
+    (drawn,) = model_engine.step([guessed(0, ids, guesses, Sampling(temperature=0.0, logprobs=1))]).drawn
+    assert drawn is not None
+    assert [(told.token, told.piece) for told in drawn.logprobs] == list(
+        zip(drawn.tokens, [b" red", b" fox", b" the"], strict=True)
+    )
+
+
+def test_more_guesses_than_it_has_room_for_fail_in_one_line(model_engine: LlamaEngine) -> None:
+    with pytest.raises(StepFailed, match="a step of 34 guesses; the engine checks at most 32"):
+        model_engine.step([guessed(0, [7], [7] * 17), guessed(1, [7], [7] * 17)])
+    assert held(model_engine, 0) == 0
+    every = [guessed(0, [7], [7] * 32), *[Chunk(slot, 0, [7], greedy([7])) for slot in range(1, 16)]]
+    assert all(model_engine.step(every).drawn), "every slot draws and every guess is made: still room"
+
+
+def test_an_engine_without_room_for_guesses_says_so(demo_model: Path) -> None:
+    engine = small(demo_model, cells=64, batch=64, slots=1)
+    assert engine.n_drafts == 0
+    with pytest.raises(StepFailed, match="checks at most 0"):
+        engine.step([guessed(0, [7], [7])])
+    engine.close()
+
+
+def generated(engine: LlamaEngine, prompt: list[int], sampling: Sampling, n: int, guess: bool) -> tuple[list[int], int]:
+    """(n tokens, steps) with or without guesses, where rows cost little, so that there are many."""
+    tokens, computed, steps = list(prompt), 0, 0
+    speculator = Speculation().begin(tokens, len(prompt))
+    while len(tokens) < len(prompt) + n:
+        most = min(32, len(prompt) + n - len(tokens) - 1) if guess else 0
+        guesses = speculator.guess(lambda k: 1.0 + 0.01 * k, allowed=1.0, most=most)
+        draw = Draw(sampling, sampling.seed, len(tokens), tokens, len(prompt), len(guesses))
+        (drawn,) = engine.step([Chunk(0, computed, [*tokens[computed:], *guesses], draw)]).drawn
+        assert drawn is not None
+        speculator.observe(len(guesses), len(drawn.tokens) - 1)
+        tokens += drawn.tokens
+        computed = len(tokens) - 1
+        engine.trim(0, computed)
+        steps += 1
+    engine.trim(0, 0)
+    return tokens[len(prompt) :], steps
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, Sampling(temperature=0.6, top_p=0.9, seed=7), Sampling(temperature=0.5, frequency_penalty=0.1, seed=3)],
+    ids=["greedy", "seeded", "penalised"],
+)
+def test_guesses_do_not_change_the_text(model_engine: LlamaEngine, vocabulary: Vocabulary, sampling: Sampling) -> None:
+    passage = (
+        "The old red boat lay in the harbour. Nobody knew who owned it, and on Sundays the children played there.\n"
+    )
+    prompt = vocabulary.encode(passage * 3 + passage[:12], special=False)
+    plain, steps = generated(model_engine, prompt, sampling, 48, guess=False)
+    drafted, fewer = generated(model_engine, prompt, sampling, 48, guess=True)
+    assert drafted == plain
+    assert steps == 48
+    assert fewer < 30
 
 
 # --- through the scheduler: the same text whatever the way

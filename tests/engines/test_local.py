@@ -11,9 +11,9 @@ import pytest
 from headrace.core.admission import Bounds
 from headrace.core.errors import EngineUnavailable, Overloaded, StartupError
 from headrace.core.events import Delta, Event, Failed, Finished
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits
 from headrace.engines.base import StepEngine
 from headrace.engines.local import LocalEngine
 from headrace.testing import ManualClock, ScriptedEngine, check_stream_engine, collect

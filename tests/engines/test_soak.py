@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.core.events import Event, Failed, Finished
+from headrace.core.limits import Limits
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats
 from headrace.engines.stepper import Stepper
 from headrace.testing import ManualClock, ScriptedEngine

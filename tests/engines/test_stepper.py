@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Marks
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats, StepAborted
 from headrace.engines.stepper import LOOK_UP_EVERY, Stepper
 from headrace.testing import ManualClock, ScriptedEngine

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import socket
+import contextlib
 import sys
 from pathlib import Path
 
 import pytest
 
-from headrace_bench.server import NotReady, Server
+from headrace_bench.server import NotReady, Server, free_port, resident
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def web(tmp_path: Path, *flags: str) -> Server:
+def web(tmp_path: Path, *flags: str, scratch: Path | None = None) -> Server:
     port = free_port()
     return Server(
         "web",
@@ -23,6 +17,7 @@ def web(tmp_path: Path, *flags: str) -> Server:
         url=f"http://127.0.0.1:{port}",
         ready="/",
         log=tmp_path / "log",
+        scratch=scratch,
     )
 
 
@@ -40,3 +35,36 @@ def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
         web(tmp_path, "--nonsense"),
     ):
         pass
+
+
+def test_what_it_wrote_goes_with_it(tmp_path: Path) -> None:
+    for flags in ((), ("--nonsense",)):
+        scratch = tmp_path / "scratch"
+        (scratch / "deeper").mkdir(parents=True)
+        with contextlib.suppress(NotReady), web(tmp_path, *flags, scratch=scratch):
+            assert scratch.is_dir()
+        assert not scratch.exists()
+
+
+def test_the_engine_is_the_child_with_most_memory(tmp_path: Path) -> None:
+    port = free_port()
+    program = """
+import http.server, subprocess, sys
+big = subprocess.Popen([sys.executable, "-c", "x = bytearray(64 << 20); print(1, flush=True); input()"],
+                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+small = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE)
+big.stdout.readline(), small.stdout.readline()
+http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind="127.0.0.1")
+"""
+    command = [sys.executable, "-c", program, str(port)]
+    with Server("parent", command, url=f"http://127.0.0.1:{port}", ready="/", log=tmp_path / "log") as server:
+        own, *children = server.pids()
+        assert len(children) == 2
+        assert resident(server.biggest_child()) > 64 << 20
+        assert server.biggest_child() in children
+        assert server.rss() == resident(own)
+
+
+def test_nobody_has_no_memory() -> None:
+    assert resident(2**22 + 1) == 0

@@ -14,7 +14,9 @@ def event(text: str) -> bytes:
     return b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
 
 
-async def against(answer: bytes, cut: Callable[[bytes], list[bytes]] = lambda whole: [whole]) -> Answer:
+async def against(
+    answer: bytes, cut: Callable[[bytes], list[bytes]] = lambda whole: [whole], into: Answer | None = None
+) -> Answer:
     """One call of a server that reads the request and plays `answer` in pieces."""
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -29,7 +31,7 @@ async def against(answer: bytes, cut: Callable[[bytes], list[bytes]] = lambda wh
     server = await asyncio.start_server(play, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        return await chat(f"http://127.0.0.1:{port}", {"messages": []}, timeout_s=10)
+        return await chat(f"http://127.0.0.1:{port}", {"messages": []}, timeout_s=10, into=into)
 
 
 def test_only_text_counts() -> None:
@@ -40,7 +42,7 @@ def test_only_text_counts() -> None:
         + event("a")
         + event("b")
         + b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"headrace":{"timeline":{"ttft":5}}}\n\n'
-        + b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\ndata: [DONE]\n\n'
+        + b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\ndata: [DONE]\n\n'
     )
     answer = asyncio.run(against(stream))
     assert answer.texts == ["a", "b"]
@@ -48,6 +50,9 @@ def test_only_text_counts() -> None:
     assert len(answer.gaps) == 1
     assert answer.timeline == {"ttft": 5}
     assert answer.tokens == 3
+    assert answer.prompt_tokens == 7
+    assert answer.finish == "stop"
+    assert answer.text == "ab"
 
 
 def test_events_cut_anywhere_are_whole() -> None:
@@ -67,3 +72,17 @@ def test_events_cut_anywhere_are_whole() -> None:
 def test_a_stream_that_does_not_end_well_is_no_sample(stream: bytes, why: str) -> None:
     with pytest.raises(Refused, match=why):
         asyncio.run(against(stream))
+
+
+def test_a_stream_can_be_watched_even_if_it_ends_badly() -> None:
+    answer = Answer()
+    with pytest.raises(Refused):
+        asyncio.run(against(HEAD + event("a") + event("b"), into=answer))
+    assert answer.text == "ab"
+
+
+def test_a_rate_is_of_tokens_and_leaves_the_first_one_out() -> None:
+    assert Answer(stamps=[1.0, 2.0, 3.0], texts=["a", "b", "c"], tokens=9).rate == 4.0
+    for nothing in (Answer(stamps=[1.0, 2.0]), Answer(stamps=[1.0], tokens=2)):
+        with pytest.raises(ValueError, match="no rate"):
+            _ = nothing.rate

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
+from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StreamEngine
 from headrace.observe.accesslog import AccessLog
@@ -67,6 +68,9 @@ class HandEngine:
     _left: dict[int, int] = field(default_factory=dict)
 
     async def start(self) -> None:
+        pass
+
+    def pin(self, pins: Sequence[Pin]) -> None:
         pass
 
     async def close(self) -> None:

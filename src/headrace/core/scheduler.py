@@ -18,14 +18,15 @@ Pure: no clock, no I/O, no locks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from headrace.core.admission import AGEING
-from headrace.core.budget import Pace, Room
+from headrace.core.budget import Room
 from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.door import Door
+from headrace.core.drafter import Drafter
 from headrace.core.events import Admitted, Event, Failed
 from headrace.core.kv import CellPool, Outside, PrefixIndex
+from headrace.core.limits import Limits
 from headrace.core.plan import Admission, Chunk, Draw, Drawn, KvOp, Plan, Share, StepResult
 from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
@@ -47,33 +48,6 @@ SAMPLE = 8
 all alike, and it costs as much as drawing a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The few numbers the scheduler needs; all in tokens or sequences."""
-
-    max_batch: int = 16
-    """Sequences that run at the same time."""
-    max_running: int = 16
-    """… when they have burnt their fuse."""
-    step_tokens: int = 512
-    """Tokens the engine takes in a step."""
-    prefill_chunk: int = 512
-    """Prompt tokens in a step while nobody decodes, at most."""
-    prefill_chunk_busy: int = 128
-    """Prompt tokens in a step while somebody decodes; only without `pace`."""
-    idle_cells: int = 4096
-    """KV cells that finished sequences may keep."""
-    warm_cells: int | None = None
-    """KV cells that they keep of what is saved outside; None: as many."""
-    prefix_cache: bool = True
-    await_prefix: bool = True
-    least_slack: bool = False
-    """Off: first come, first served."""
-    fuse: bool = True
-    pace: Pace | None = None
-    """Steps are as long as this says, by a cost model; None: as long as the two fixed chunks make them."""
-
-
 class Scheduler:
     """Owner of all sequences of one engine."""
 
@@ -86,8 +60,12 @@ class Scheduler:
         piece: Callable[[int], bytes],
         eog: frozenset[int],
         cost: CostModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`cost`: what is known of the engine; without one it learns from the first step on."""
+        """`cost`: what is known of the engine; without one it learns from the first step on.
+
+        `drafter`: who guesses tokens ahead, if anybody does.
+        """
         self.limits = limits
         self.cost = None if limits.pace is None else cost or CostModel()
         self.residency = Residency(
@@ -99,6 +77,7 @@ class Scheduler:
         )
         self._pool = pool
         self._teller = Teller(piece, eog)
+        self._drafter = drafter
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
@@ -185,9 +164,7 @@ class Scheduler:
         shares = [Share(s, 1) for s in active if s.decoding]
         reading = len(shares)
         if reading == len(active) and not self.waiting and reading <= self._pool.free:
-            # Most steps: everybody decodes, nobody waits.
-            learn = self.cost is not None and self._steps % SAMPLE == 0
-            return Plan(tuple(shares), work=self._base(shares) if learn else None) if shares else None
+            return self._decodes(shares) if shares else None  # most steps
         base = self._base(shares)
         prompts = self._in_order([s for s in active if not s.decoding], now)
         room = self._room(base, prompts, now)
@@ -225,6 +202,18 @@ class Scheduler:
             return None
         work = Work(taken, base.decode, base.positions + spent, base.width + taken)
         return Plan(tuple(shares), tuple(door.admissions), work=work if self.cost is not None else None)
+
+    def _decodes(self, shares: list[Share]) -> Plan:
+        """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
+        cost, n = self.cost, len(shares)
+        work = None
+        if cost is not None and (self._drafter is not None or self._steps % SAMPLE == 0):
+            work = base = self._base(shares)
+            if self._drafter is not None:
+                work = self._drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
+            if work is base and self._steps % SAMPLE:
+                work = None
+        return Plan(tuple(shares), work=work)
 
     def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""

@@ -73,6 +73,11 @@ class StepEngine(Protocol):
         """Most tokens in a step."""
         ...
 
+    @property
+    def n_drafts(self) -> int:
+        """Most guesses in a step (`Draw.drafts`, summed over its chunks); 0: it cannot check any."""
+        ...
+
     def piece(self, token: int) -> bytes:
         """The token's bytes as they appear in an answer; b"" for control tokens."""
         ...
@@ -158,6 +163,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backlog_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
     count once."""
+    drafts: int = 0
+    """Tokens guessed since start."""
+    drafts_right: int = 0
     tiers: TierStats = TierStats()
     """KV outside the pool, as of now and then."""
 

@@ -6,6 +6,8 @@
     └─▼─┘              └─▼─┘              └───┴───┴───┴─▼─┘
      draw               draw                           draw if the prompt ends here
 
+A chunk with guesses gives the logits of its last `drafts` + 1 rows; what is drawn from them decides which guesses hold.
+
 Rules: llama.cpp answers a misuse with a process abort, so nothing reaches it that this file has not checked; n_ubatch
 = n_batch, so that a step is one ubatch and an aborted or failed one leaves the KV as it was; the batch's arrays are
 numpy views over C memory, filled by slices. Facts behind this: unified KV makes `seq_cp` a matter of metadata and a
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,10 @@ import numpy as np
 from headrace.core.clock import Clock
 from headrace.core.errors import StartupError
 from headrace.core.plan import Chunk, Drawn, StepResult
-from headrace.core.sampler import draw
+from headrace.core.sampler import Scratch, draw
+from headrace.core.verification import verify
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.engines.draft import DraftModel, check_vocabulary
 from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
 from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
@@ -56,6 +60,8 @@ class LlamaSettings:
     flash_attention: bool = True
     kv_type: str = "f16"
     created: int = 0
+    drafts: int = 0
+    """Most guesses in a step; each may take a row of logits, n_vocab * 4 bytes."""
 
 
 class LlamaEngine:
@@ -70,6 +76,9 @@ class LlamaEngine:
         self._vocab = Vocabulary(self._model)
         self.piece = self._vocab.answer_piece
         self._abort = ctypes.create_string_buffer(2)
+        self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
+        """Recurrent state cannot be cut at a token: no prefix reuse there, and no guesses."""
+        self.n_drafts = settings.drafts if self.can_share else 0
         self._context = self._make_context(settings)
         self._memory = C.llama_get_memory(self._context)
         self.n_slots = settings.slots
@@ -79,8 +88,9 @@ class LlamaEngine:
         self.info: ModelInfo = self._vocab.info(
             settings.name, min(settings.context or trained, self.n_cells), settings.created
         )
-        self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
-        """Recurrent state cannot be cut at a token: no prefix reuse there."""
+        self._eog = frozenset(self.info.eog)
+        self.draft: DraftModel | None = None
+        """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
         self.save, self.load = self._snapshots.save, self._snapshots.load
@@ -91,7 +101,7 @@ class LlamaEngine:
         params.n_ctx = settings.cells
         params.n_batch = params.n_ubatch = settings.batch
         params.n_seq_max = settings.slots + 1  # the last one is the snapshots'
-        params.n_outputs_max = params.n_seq_max  # fewer would abort the process
+        params.n_outputs_max = params.n_seq_max + self.n_drafts  # fewer would abort the process
         params.n_threads = settings.threads
         params.n_threads_batch = settings.threads_batch
         params.flash_attn_type = int(settings.flash_attention)
@@ -124,6 +134,7 @@ class LlamaEngine:
             self._batch.seq_id[i] = ctypes.cast(self._seq.ctypes.data + 4 * i, pointer)
         self._logits = np.zeros((0, self.info.n_vocab), dtype=np.float32)
         self._logits_at = 0
+        self._scratch = Scratch(self.info.n_vocab)
 
     def _warm(self) -> None:
         """Page the weights in and build the graphs of a decode and of a prompt: the first user must not pay for it."""
@@ -148,8 +159,8 @@ class LlamaEngine:
         C.llama_memory_seq_rm(self._memory, slot, length, -1)
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        """One llama_decode over all chunks, then one draw for each chunk that asks. Raises StepAborted, StepFailed."""
-        rows = self._fill(chunks)
+        """One llama_decode over all chunks, then the draws of each chunk that asks. Raises StepAborted, StepFailed."""
+        drawing, rows = self._fill(chunks)
         code = C.llama_decode(self._context, self._batch)
         self._abort[0] = b"\0"  # at the end: an abort that comes just before a step must not be lost
         if code == 2:
@@ -158,13 +169,21 @@ class LlamaEngine:
             raise StepFailed(f"llama_decode of {self._batch.n_tokens} tokens gave {code}: {recent_log()}")
         if not rows:
             return StepResult((None,) * len(chunks), self._clock())
-        logits = self._outputs(len(rows))
+        logits = self._outputs(rows)
         computed_at = self._clock()
         drawn: list[Drawn | None] = [None] * len(chunks)
-        for row, i in enumerate(rows):
+        row = 0
+        for i in drawing:
             want = chunks[i].draw
             assert want is not None
-            drawn[i] = draw(logits[row], want, self._vocab.piece)
+            if want.drafts:
+                end = row + want.drafts + 1
+                guesses = chunks[i].tokens[-want.drafts :]
+                drawn[i] = verify(logits[row:end], want, guesses, self._eog, self._vocab.piece, self._scratch)
+                row = end
+            else:
+                drawn[i] = draw(logits[row], want, self._vocab.piece, self._scratch)
+                row += 1
         return StepResult(tuple(drawn), computed_at)
 
     def abort(self) -> None:
@@ -181,14 +200,16 @@ class LlamaEngine:
         C.llama_free(self._context)
         C.llama_model_free(self._model)
         self._context = None
+        if self.draft is not None:
+            self.draft.close()
 
-    def _fill(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Write the chunks into the batch; returns which of them draw, in row order."""
+    def _fill(self, chunks: Sequence[Chunk]) -> tuple[list[int], int]:
+        """Write the chunks into the batch; returns which of them draw, in row order, and how many rows give logits."""
         total = sum(len(chunk.tokens) for chunk in chunks)
         if not 0 < total <= self.n_batch:
             raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
         drawing: list[int] = []
-        row = 0
+        row = guesses = 0
         for i, chunk in enumerate(chunks):
             if len(chunk.tokens) == 1:  # a decode: four items cost a fraction of four slices
                 self._token[row], self._pos[row], self._seq[row] = chunk.tokens[0], chunk.start, chunk.slot
@@ -203,11 +224,14 @@ class LlamaEngine:
             self._seq[row:end] = chunk.slot
             self._output[row:end] = 0
             if chunk.draw is not None:
-                self._output[end - 1] = 1
+                self._output[end - 1 - chunk.draw.drafts : end] = 1
+                guesses += chunk.draw.drafts
                 drawing.append(i)
             row = end
+        if guesses > self.n_drafts:
+            raise StepFailed(f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}")
         self._batch.n_tokens = total
-        return drawing
+        return drawing, len(drawing) + guesses
 
     def _outputs(self, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The logits of the step's outputs, (n, n_vocab), a view over the library's buffer."""
@@ -222,5 +246,35 @@ class LlamaEngine:
 
 
 def worker(settings: dict[str, Any], clock: Clock) -> LlamaEngine:
-    """The factory that `engines.worker.Blueprint` names: `LlamaSettings` as a dict, the path as text."""
-    return LlamaEngine(LlamaSettings(**{**settings, "path": Path(settings["path"])}), clock)
+    """The factory that `engines.worker.Blueprint` names: `LlamaSettings` as a dict, paths as text.
+
+    `draft_model`, if there is one, is the path of the model that guesses. Raises StartupError.
+    """
+    options = dict(settings)
+    draft_path = options.pop("draft_model", "")
+    loaded = LlamaSettings(**{**options, "path": Path(options["path"])})
+    engine = LlamaEngine(loaded, clock)
+    if draft_path and engine.n_drafts:
+        try:
+            engine.draft = DraftModel(_draft_engine(engine, replace(loaded, path=Path(draft_path), drafts=0)), clock)
+        except StartupError:
+            engine.close()
+            raise
+    return engine
+
+
+def _draft_engine(engine: LlamaEngine, settings: LlamaSettings) -> LlamaEngine:
+    try:
+        draft = LlamaEngine(settings, engine._clock)
+    except StartupError as error:
+        raise StartupError(f"engine.draft_model: {error.message}") from error
+    try:
+        check_vocabulary(draft.info, draft._vocab.piece, engine.info, engine._vocab.piece)
+        if not draft.can_share:
+            raise StartupError(
+                "engine.draft_model cannot be a recurrent model: a wrong guess cannot be taken back there"
+            )
+    except StartupError:
+        draft.close()
+        raise
+    return draft

@@ -16,8 +16,8 @@ from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable
 from headrace.core.events import Event
 from headrace.core.kv import Pin
+from headrace.core.limits import Limits
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepEngine
 from headrace.engines.stepper import Deliver, Stepper
 from headrace.engines.streams import Streams

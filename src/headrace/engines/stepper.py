@@ -21,11 +21,14 @@ import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.costmodel import CostModel, Work, positions
+from headrace.core.drafter import Drafter
 from headrace.core.events import Admitted, Event, Failed
 from headrace.core.kv import Pin
+from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Copy, Load, Plan, Trim
 from headrace.core.request import Generation
-from headrace.core.scheduler import Limits, Scheduler
+from headrace.core.scheduler import Scheduler
+from headrace.core.speculation import Proposer, Speculation
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.engines.keeper import Keeper, TierSettings, open_store
 from headrace.kv.mining import Miner
@@ -52,9 +55,15 @@ class Stepper:
     """Owns `engine` from `start` to `close`. Commands may come from any thread; `deliver` runs on the engine thread."""
 
     def __init__(
-        self, engine: StepEngine, limits: Limits, clock: Clock, deliver: Deliver, cost: CostModel | None = None
+        self,
+        engine: StepEngine,
+        limits: Limits,
+        clock: Clock,
+        deliver: Deliver,
+        cost: CostModel | None = None,
+        draft: Callable[[Sequence[int]], Proposer] | None = None,
     ) -> None:
-        """`cost`: what is known of the engine; without one, `calibrate` finds it out."""
+        """`cost`: what is known of the engine; without one, `calibrate` finds it out. `draft`: a draft model's `of`."""
         self._engine = engine
         self._clock = clock
         self._deliver = deliver
@@ -62,8 +71,18 @@ class Stepper:
         self._torn: set[int] = set()
         """Slots of this step that a block is missing from."""
         self._pool = Pool(cells=engine.n_cells, slots=engine.n_slots)
+        self._speculation = Speculation(draft)
+        drafter = None
+        if limits.pace is not None and limits.speculation and engine.n_drafts:
+            drafter = Drafter(self._speculation, most=engine.n_drafts, itl=limits.pace.itl)
         self.scheduler = Scheduler(
-            limits, index=Radix, pool=self._pool, piece=engine.piece, eog=frozenset(engine.info.eog), cost=cost
+            limits,
+            index=Radix,
+            pool=self._pool,
+            piece=engine.piece,
+            eog=frozenset(engine.info.eog),
+            cost=cost,
+            drafter=drafter,
         )
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
@@ -333,4 +352,6 @@ class Stepper:
             cost_error_p95=self._error[1],
             prefixes_pinned=self._keeper.pinned if self._keeper is not None else 0,
             tiers=self._tiers,
+            drafts=self._speculation.proposed,
+            drafts_right=self._speculation.accepted,
         )

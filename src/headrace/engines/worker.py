@@ -27,7 +27,7 @@ import msgspec
 
 from headrace.core.errors import StartupError
 from headrace.core.events import Event
-from headrace.core.scheduler import Limits
+from headrace.core.limits import Limits
 from headrace.engines import frames
 from headrace.engines.base import EngineStats, StepEngine
 from headrace.engines.calibration import calibration_file, load_calibration, save_calibration
@@ -45,7 +45,6 @@ class Blueprint(msgspec.Struct, frozen=True):
     """None: KV is kept in the pool only."""
     calibration: str = ""
     """Directory where what steps cost is kept; "" for none."""
-    speculation: bool = False
 
 
 def build(blueprint: Blueprint) -> StepEngine:
@@ -64,7 +63,8 @@ def make_stepper(blueprint: Blueprint, engine: StepEngine, deliver: Deliver) -> 
     if blueprint.calibration and limits.pace is not None:
         file = calibration_file(Path(blueprint.calibration), engine.fingerprint, threads)
     cost = None if file is None else load_calibration(file)
-    stepper = Stepper(engine, limits, time.monotonic, deliver, cost)
+    draft = getattr(engine, "draft", None)
+    stepper = Stepper(engine, limits, time.monotonic, deliver, cost, None if draft is None else draft.of)
     if cost is None:
         learned = stepper.calibrate()
         if file is not None and learned is not None:

@@ -57,6 +57,8 @@ ENGINE_COUNTERS: tuple[Row, ...] = (
     ("headrace_cached_tokens", "Prompt tokens reused from the cache.", lambda s: s.cached_tokens),
     ("headrace_completion_tokens", "Tokens drawn.", lambda s: s.completion_tokens),
     ("headrace_engine_steps", "Batches computed.", lambda s: s.steps),
+    ("headrace_drafts", "Tokens guessed ahead.", lambda s: s.drafts),
+    ("headrace_drafts_right", "Those of them that were right.", lambda s: s.drafts_right),
     ("headrace_preemptions", "Running sequences that had to give up their cells.", lambda s: s.preemptions),
 )
 LIFE_COUNTERS: tuple[tuple[str, str, Callable[[Lives], int]], ...] = (

@@ -1,21 +1,18 @@
-"""Public doubles: an engine that plays a script, a clock that moves by hand, an ASGI `send` that remembers, and the
-kits that any engine behind our ports must pass, the scripted and the real ones alike.
-"""
+"""Public doubles: an engine that plays a script, a clock that moves by hand, an ASGI `send` that remembers."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from headrace.core.clock import Clock
-from headrace.core.events import Admitted, Delta, Event, Failed, Finished, TokenLogprob
+from headrace.core.events import TokenLogprob
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
-from headrace.core.request import Generation, Sampling
-from headrace.engines.base import ModelInfo, StepAborted, StepEngine, StepFailed, StreamEngine
-from headrace.kv.blob import KEY, fingerprint, pack, unpack
+from headrace.core.verification import accepted
+from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.kv.blob import fingerprint, pack, unpack
 
 END = b"<|im_end|>"
 """In a script: the token that ends the answer."""
@@ -138,6 +135,7 @@ class ScriptedEngine:
         cells: int = 16384,
         slots: int = 64,
         batch: int = 576,
+        drafts: int = 64,
         clock: Clock | None = None,
         wait: Callable[[float], bool] | None = None,
         tokenizer: ScriptedTokenizer | None = None,
@@ -145,6 +143,9 @@ class ScriptedEngine:
         record: bool = True,
     ) -> None:
         self.tokenizer = tokenizer or ScriptedTokenizer()
+        if not callable(script):
+            for token in (token for step in script for token in step):
+                self.tokenizer.word(token)  # every engine of this script, a replay's too, has the same ids
         if not callable(script):
             for token in (token for step in script for token in step):
                 self.tokenizer.word(token)  # every engine of this script, a replay's too, has the same ids
@@ -167,7 +168,7 @@ class ScriptedEngine:
             eog=(_IM_END,),
             control=CONTROL,
         )
-        self.n_slots, self.n_cells, self.n_batch = slots, cells, batch
+        self.n_slots, self.n_cells, self.n_batch, self.n_drafts = slots, cells, batch, drafts
         self.bytes_per_token = 4
         """A saved token is its id."""
         self.fingerprint = fingerprint("scripted", name)
@@ -226,11 +227,15 @@ class ScriptedEngine:
         total = sum(len(c.tokens) for c in chunks)
         if not 0 < total <= self.n_batch:
             raise StepFailed(f"a step of {total} tokens; the batch holds 1 to {self.n_batch}")
+        guesses = sum(c.draw.drafts for c in chunks if c.draw)
+        assert guesses <= self.n_drafts, f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}"
         assert len({c.slot for c in chunks}) == len(chunks), "two chunks of one slot in a step"
         for c in chunks:
             assert 0 <= c.slot < self.n_slots
             held = len(self.slots.get(c.slot, ()))
             assert c.start == held, f"slot {c.slot} holds {held} tokens, the chunk starts at {c.start}"
+            if c.draw:
+                assert c.start < c.draw.position == c.start + len(c.tokens) - c.draw.drafts, "drawn elsewhere"
 
     def _compute(self, chunk: Chunk) -> Drawn | None:
         tokens = self.slots.setdefault(chunk.slot, [])
@@ -244,12 +249,22 @@ class ScriptedEngine:
             self.draws.append(want)
             if want.position == want.prompt:
                 self.prompts.append(prompt)
-        drawn = tuple(self.tokenizer.word(t) for t in self._next(prompt, want.position - want.prompt))
-        tokens.extend(drawn[:-1])
+        drawn = self._said(prompt, want.position - want.prompt)
+        if want.drafts:
+            drawn = self._verified(prompt, want.position - want.prompt, chunk.tokens[-want.drafts :])
+        else:
+            tokens.extend(drawn[:-1])
         self.produced += len(drawn)
-        if want.sampling.logprobs is None:
-            return Drawn(drawn)
-        return Drawn(drawn, tuple(self._logprob(t, want.sampling.logprobs) for t in drawn))
+        top = want.sampling.logprobs
+        return Drawn(drawn, () if top is None else tuple(self._logprob(t, top) for t in drawn))
+
+    def _verified(self, prompt: list[int], done: int, guesses: Sequence[int]) -> tuple[int, ...]:
+        """The slot holds all guesses, right or wrong, until it is trimmed."""
+        said = [self._said(prompt, done + i)[0] for i in range(len(guesses) + 1)]
+        return tuple(said[: accepted(said, guesses, frozenset(self.info.eog)) + 1])
+
+    def _said(self, prompt: list[int], done: int) -> tuple[int, ...]:
+        return tuple(self.tokenizer.word(t) for t in self._next(prompt, done))
 
     def _next(self, prompt: list[int], done: int) -> Sequence[bytes]:
         script = self._script(prompt)
@@ -274,10 +289,7 @@ class ScriptedEngine:
 
 
 def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
-    """A factory for `engines.worker.Blueprint`: `headrace.testing:scripted_worker`.
-
-    `script` is a list of lists of text.
-    """
+    """A factory for `engines.worker.Blueprint`; `script` is a list of lists of text."""
     script = [[t.encode() for t in step] for step in settings.get("script", [])]
     options = {k: v for k, v in settings.items() if k != "script"}
     return ScriptedEngine(script, clock=clock, **options)
@@ -288,108 +300,3 @@ def counting_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
     script = [[f"{i} ".encode()] for i in range(1, settings["n_ctx"])]
     tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
     return ScriptedEngine(script, clock=clock, tokenizer=tokenizer, record=False, **settings)
-
-
-def check_step_engine(engine: StepEngine, prompt: Sequence[int]) -> None:
-    """What every StepEngine must do. `prompt`: at least 8 valid ids."""
-    greedy = Sampling(temperature=0.0)
-    tokens = list(prompt)
-
-    def chunk(slot: int, start: int, end: int, ids: list[int] = tokens) -> Chunk:
-        draw = Draw(greedy, 0, end, ids, len(tokens)) if end == len(ids) else None
-        return Chunk(slot, start, ids[start:end], draw)
-
-    def first(result: StepResult, i: int = 0) -> int:
-        drawn = result.drawn[i]
-        assert drawn is not None
-        assert len(drawn.tokens) >= 1
-        assert all(0 <= t < engine.info.n_vocab for t in drawn.tokens)
-        return drawn.tokens[0]
-
-    n = len(tokens)
-    whole = first(engine.step([chunk(0, 0, n)]))
-    assert engine.step([chunk(1, 0, n // 2)]).drawn == (None,), "a chunk without a draw draws nothing"
-    assert first(engine.step([chunk(1, n // 2, n)])) == whole, "a prompt in two chunks gives the same token"
-    engine.copy(1, 2, n - 1)
-    engine.copy(0, 3, n - 2)
-    both = engine.step([chunk(2, n - 1, n), chunk(3, n - 2, n)])
-    assert first(both) == first(both, 1) == whole, "shared prefixes give the same token, in one batch too"
-    engine.trim(2, 2)
-    assert first(engine.step([chunk(2, 2, n)])) == whole, "a trimmed slot can be continued"
-    engine.trim(2, 0)
-    assert first(engine.step([chunk(2, 0, n)])) == whole, "an emptied slot is as new"
-    engine.trim(0, 0)
-    assert first(engine.step([chunk(3, n, n + 1, [*tokens, whole])])) >= 0, "a slot outlives the one it was copied from"
-    for too_many in (0, engine.n_batch + 1):
-        try:
-            engine.step([Chunk(4, 0, [tokens[0]] * too_many, None)])
-        except StepFailed:
-            continue
-        raise AssertionError(f"a step of {too_many} tokens must be refused")
-    _check_saving(engine, lambda start: first(engine.step([chunk(4, start, n)])) == whole, n)
-    for slot in range(1, 5):
-        engine.trim(slot, 0)
-
-
-def _check_saving(engine: StepEngine, goes_on: Callable[[int], bool], n: int) -> None:
-    """Slot 1 holds the prompt of `n` tokens; `goes_on(start)` computes the rest of it in slot 4, and looks."""
-    if not engine.bytes_per_token:
-        return
-    assert len(engine.fingerprint) == KEY
-    half, rest = engine.save(1, 0, n // 2), engine.save(1, n // 2, n - 1)
-    assert sorted(engine.load(4, 0, n // 2, half)) == list(range(n // 2))
-    assert not engine.load(4, n // 2, n - 1, rest[:-1]), "part of a payload is refused"
-    assert goes_on(n // 2), "a restored slot can be continued"
-    engine.trim(4, 0)
-    assert engine.load(4, 0, n // 2, half)
-    assert engine.load(4, n // 2, n - 1, rest), "block by block"
-    assert goes_on(n - 1), "a restored prompt gives the same token"
-    engine.trim(4, 0)
-
-
-async def collect(engine: StreamEngine, generation: Generation, *, cancel_after: int | None = None) -> list[Event]:
-    """All events of one generation; with `cancel_after`, cancelled after that many deltas."""
-    events: list[Event] = []
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    left = generation.n
-
-    def sink(event: Event) -> None:
-        nonlocal left
-        events.append(event)
-        left -= isinstance(event, Finished)
-        deltas = sum(isinstance(e, Delta) for e in events)
-        if cancel_after is not None and deltas == cancel_after:
-            engine.cancel(generation.rid)
-        elif left and not isinstance(event, Failed):
-            return
-        if not over.done():
-            over.set_result(None)
-
-    engine.submit(generation, sink)
-    await over
-    return events
-
-
-async def check_stream_engine(engine: StreamEngine, prompt: list[int]) -> None:
-    """What every started StreamEngine must do. `prompt` must lead to at least three deltas of text."""
-    greedy = Sampling(temperature=0.0)
-    events = await collect(engine, Generation(9001, prompt, 8, n=2, sampling=greedy))
-    for index in (0, 1):
-        mine = [e for e in events if not isinstance(e, Failed) and e.index == index]
-        assert isinstance(mine[0], Admitted)
-        assert 0 <= mine[0].cached < len(prompt)
-        assert isinstance(mine[-1], Finished)
-        assert all(isinstance(e, Delta) for e in mine[1:-1])
-        marked = [e.marks for e in mine if isinstance(e, Delta) and e.marks]
-        assert len(marked) == 1, "exactly one delta carries the marks"
-        m = marked[0]
-        assert m.queued <= m.scheduled <= m.restored <= m.prefilled <= m.sampled
-    texts = ["".join(e.text for e in events if isinstance(e, Delta) and e.index == i) for i in (0, 1)]
-    assert texts[0] == texts[1] != "", "greedy choices are equal"
-    cut = await collect(engine, Generation(9002, prompt, 8, sampling=greedy), cancel_after=1)
-    assert sum(isinstance(e, Delta) for e in cut) == 1
-    after = await collect(engine, Generation(9003, prompt, 8, sampling=greedy))
-    assert not any(e.rid == 9002 for e in after)
-    assert sum(isinstance(e, Delta) for e in cut) == 1, "nothing comes after a cancel"
-    assert "".join(e.text for e in after if isinstance(e, Delta)) == texts[0]
-    assert engine.ready

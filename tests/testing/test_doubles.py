@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Marks
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
-from headrace.core.request import Generation, Sampling
-from headrace.core.scheduler import Limits
-from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepAborted, StepFailed
-from headrace.engines.local import LocalEngine
+from headrace.core.request import Sampling
+from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import (
     CONTROL,
     END,
@@ -19,15 +16,11 @@ from headrace.testing import (
     RecordingSend,
     ScriptedEngine,
     ScriptedTokenizer,
-    check_step_engine,
-    check_stream_engine,
-    collect,
     counting_worker,
     scripted_worker,
 )
 from rig import GREEDY
 
-PROMPT = list(range(300, 340))
 ABC = [[b"a"], [b"b"], [b"c"]]
 
 
@@ -142,6 +135,33 @@ def test_a_burst_is_computed_but_for_its_last_token_and_may_be_resumed_inside() 
     assert drawn(engine.step([drawing(2, 0, [1, *b"abc"], 1)])).tokens == tuple(b"d")
 
 
+WORDS = [[b"a"], [b"b"], [b"c"], [b"d"], [END], [b"e"]]
+
+
+def guessed(slot: int, guesses: bytes, sampling: Sampling = GREEDY) -> Chunk:
+    return Chunk(slot, 0, [1, *guesses], Draw(sampling, 0, 1, [1], 1, len(guesses)))
+
+
+@pytest.mark.parametrize(
+    ("guesses", "said"), [(b"abc", b"abcd"), (b"abx", b"abc"), (b"axc", b"ab"), (b"xbc", b"a"), (b"a", b"ab")]
+)
+@pytest.mark.parametrize("script", [WORDS, [[b"a", b"b", b"c"], [b"d"]]])
+def test_guesses_are_held_against_the_script(script: list[list[bytes]], guesses: bytes, said: bytes) -> None:
+    engine = ScriptedEngine(script)
+    assert drawn(engine.step([guessed(0, guesses)])).tokens == tuple(said)
+    assert engine.slots[0] == [1, *guesses], "the wrong ones too, until they are trimmed"
+    assert engine.produced == len(said)
+    assert len(drawn(engine.step([guessed(1, guesses, Sampling(logprobs=0))])).logprobs) == len(said)
+
+
+def test_nothing_is_drawn_behind_the_end() -> None:
+    engine = ScriptedEngine(WORDS)
+    end = engine.info.eog[0]
+    guesses = [*b"abcd", end, *b"e"]
+    result = engine.step([Chunk(0, 0, [1, *guesses], Draw(GREEDY, 0, 1, [1], 1, 6))])
+    assert drawn(result).tokens == (*b"abcd", end)
+
+
 def test_it_records_what_it_was_asked() -> None:
     engine = ScriptedEngine(ABC)
     engine.step([Chunk(0, 0, [1, 2], None)])
@@ -227,6 +247,12 @@ def test_callers_that_break_the_rules_are_told() -> None:
         engine.step([Chunk(0, 2, [1], None), Chunk(0, 3, [1], None)])
     with pytest.raises(AssertionError):
         engine.step([Chunk(2, 0, [1], None)])
+    with pytest.raises(AssertionError, match="drawn elsewhere"):
+        engine.step([Chunk(0, 2, [1, 5], Draw(GREEDY, 0, 4, [1, 2, 1], 3, 1))])
+    with pytest.raises(AssertionError, match="drawn elsewhere"):
+        engine.step([Chunk(0, 2, [5], Draw(GREEDY, 0, 2, [1, 2], 2, 1))])
+    with pytest.raises(AssertionError, match="65 guesses; the engine checks at most 64"):
+        engine.step([guessed(1, b"x" * 65)])
     with pytest.raises(AssertionError, match="shorter"):
         engine.copy(0, 1, 3)
     engine.copy(0, 1, 2)
@@ -256,164 +282,3 @@ def test_the_counting_worker_counts() -> None:
         ids += drawn(engine.step([drawing(0, len(ids) - 1, ids, 1)])).tokens
     assert b"".join(map(engine.piece, ids[1:])) == b"1 2 3 4 5 6 7 8 9 10 11 12 "
     assert max(ids) < engine.info.n_vocab
-
-
-# --- the kit for step engines, against engines with one fault each
-
-
-def test_the_scripted_engine_passes() -> None:
-    engine = ScriptedEngine([[b"a"], [b"b"]])
-    check_step_engine(engine, PROMPT)
-    assert not any(engine.slots.values()), "the kit leaves the engine empty"
-    check_step_engine(engine, PROMPT)
-
-
-class DrawsAlways(ScriptedEngine):
-    def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        result = super().step(chunks)
-        return StepResult(tuple(d or Drawn((1,)) for d in result.drawn), 0.0)
-
-
-class DrawsByBatch(ScriptedEngine):
-    """What comes out depends on how the prompt was cut."""
-
-    def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        result = super().step(chunks)
-        out = (Drawn((len(c.tokens),)) if d else None for c, d in zip(chunks, result.drawn, strict=True))
-        return StepResult(tuple(out), 0.0)
-
-
-class TakesTooMany(ScriptedEngine):
-    def _check(self, chunks: Sequence[Chunk]) -> None:
-        pass
-
-
-class ForgetsToTrim(ScriptedEngine):
-    def trim(self, slot: int, length: int) -> None:
-        if length == 0:
-            super().trim(slot, length)
-
-
-class SharesTooMuch(ScriptedEngine):
-    def copy(self, source: int, target: int, length: int) -> None:
-        super().copy(source, target, len(self.slots[source]))
-
-
-class FreesTheSharers(ScriptedEngine):
-    def trim(self, slot: int, length: int) -> None:
-        for other in list(self.slots) if length == 0 else [slot]:
-            super().trim(other, length)
-
-
-class DrawsOutside(ScriptedEngine):
-    def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        result = super().step(chunks)
-        return StepResult(tuple(d and Drawn((self.info.n_vocab,)) for d in result.drawn), 0.0)
-
-
-FAULTY = [DrawsAlways, DrawsByBatch, TakesTooMany, ForgetsToTrim, SharesTooMuch, FreesTheSharers, DrawsOutside]
-
-
-@pytest.mark.parametrize("kind", FAULTY)
-def test_an_engine_with_a_fault_does_not_pass(kind: type[ScriptedEngine]) -> None:
-    with pytest.raises(AssertionError):
-        check_step_engine(kind([[b"a"], [b"b"]]), PROMPT)
-
-
-# --- the kit for stream engines
-
-
-def local(engine: ScriptedEngine) -> LocalEngine:
-    return LocalEngine(lambda: engine, Limits(), ManualClock())
-
-
-def test_collect_takes_all_events_of_one_generation() -> None:
-    async def main() -> list[Event]:
-        engine = local(ScriptedEngine(ABC))
-        await engine.start()
-        events = await collect(engine, Generation(1, [1, 2], 9, n=2))
-        await engine.close()
-        return events
-
-    events = asyncio.run(main())
-    assert sum(isinstance(e, Finished) for e in events) == 2
-    assert "".join(e.text for e in events if isinstance(e, Delta)) == "aabbcc"
-
-
-def test_collect_can_cancel_and_ends_with_a_failure() -> None:
-    async def main() -> None:
-        engine = local(ScriptedEngine(ABC, fail_at=[8]))
-        await engine.start()
-        cut = await collect(engine, Generation(1, [1, 2], 9), cancel_after=2)
-        assert [type(e) for e in cut] == [Admitted, Delta, Delta]
-        for rid in range(2, 6):
-            events = await collect(engine, Generation(rid, [rid, 2], 9))
-            if isinstance(events[-1], Failed):
-                break
-        else:
-            raise AssertionError("no step failed")
-        await engine.close()
-
-    asyncio.run(main())
-
-
-class Faked:
-    """A StreamEngine that answers with what `events` gives for (rid, choice)."""
-
-    def __init__(self, *, marks: int = 1, admitted: bool = True, late: bool = False, vary: bool = False) -> None:
-        self.info = ModelInfo("fake", 4096, 300)
-        self.ready = True
-        self.clock_offset = 0.0
-        self.stats = EngineStats()
-        self.lives = Lives()
-        self._marks, self._admitted, self._late, self._vary = marks, admitted, late, vary
-        self._gone: set[int] = set()
-        self._sinks: dict[int, Sink] = {}
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def pause(self, rid: int) -> None: ...
-
-    def resume(self, rid: int) -> None: ...
-
-    def cancel(self, rid: int) -> None:
-        self._gone.add(rid)
-
-    def submit(self, generation: Generation, sink: Sink) -> None:
-        asyncio.get_running_loop().call_soon(self._answer, generation, sink)
-
-    def _answer(self, g: Generation, sink: Sink) -> None:
-        for index in range(g.n):
-            for event in self._events(g, index):
-                if g.rid in self._gone and not self._late:
-                    return
-                sink(event)
-
-    def _events(self, g: Generation, index: int) -> list[Event]:
-        marks = Marks(0.0, 1.0, 2.0, 3.0, 4.0)
-        texts = "abc" if not (self._vary and index) else "abd"
-        deltas: list[Event] = [
-            Delta(g.rid, index, text, 1, marks=marks if i < self._marks else None) for i, text in enumerate(texts)
-        ]
-        first: list[Event] = [Admitted(g.rid, index, 0)] if self._admitted else []
-        return [*first, *deltas, Finished(g.rid, index, "stop", 4)]
-
-
-def test_an_engine_that_keeps_the_contract_passes() -> None:
-    asyncio.run(check_stream_engine(Faked(), PROMPT))
-    engine = local(ScriptedEngine(ABC))
-
-    async def main() -> None:
-        await engine.start()
-        await check_stream_engine(engine, PROMPT)
-        await engine.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("fault", [{"marks": 0}, {"marks": 2}, {"admitted": False}, {"late": True}, {"vary": True}])
-def test_an_engine_that_breaks_the_contract_does_not_pass(fault: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError):
-        asyncio.run(check_stream_engine(Faked(**fault), PROMPT))

@@ -1,0 +1,35 @@
+"""What the scheduler is told about the engine and about what people shall have to wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.budget import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The few numbers the scheduler needs; all in tokens or sequences."""
+
+    max_batch: int = 16
+    """Sequences that run at the same time."""
+    max_running: int = 16
+    """… when they have burnt their fuse."""
+    step_tokens: int = 512
+    """Tokens the engine takes in a step."""
+    prefill_chunk: int = 512
+    """Prompt tokens in a step while nobody decodes, at most."""
+    prefill_chunk_busy: int = 128
+    """Prompt tokens in a step while somebody decodes; only without `pace`."""
+    idle_cells: int = 4096
+    """KV cells that finished sequences may keep."""
+    warm_cells: int | None = None
+    """KV cells that they keep of what is saved outside; None: as many."""
+    prefix_cache: bool = True
+    await_prefix: bool = True
+    least_slack: bool = False
+    """Off: first come, first served."""
+    fuse: bool = True
+    speculation: bool = False
+    pace: Pace | None = None
+    """Steps are as long as this says, by a cost model; None: as long as the two fixed chunks make them."""
