@@ -15,7 +15,6 @@ TOOLS = "tool calls: refused by name until they exist"
 STRUCTURED = "structured output: refused by name until it exists"
 KEYS = "keys of several tenants; today there is one key for all"
 ENGINES = "several engines behind one name: switching, mirroring"
-TIERS = "KV on disk and in shared stores; today it lives in the engine's memory only"
 RESUME = "resumable streams"
 LAB = "the load generator"
 WIRE = "HTTP/2, and checks through proxies"
@@ -28,7 +27,6 @@ LATER: dict[int, str] = {
     31: STRUCTURED,
     43: KEYS,
     44: ENGINES,
-    **dict.fromkeys(range(45, 49), TIERS),
     49: RESUME,
     50: RESUME,
     51: ENGINES,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ from headrace.engines.llama import LlamaEngine, LlamaSettings
 from headrace.engines.llama_lib import C
 from headrace.engines.snapshot import file_digest
 from headrace.engines.vocab import Vocabulary
+from headrace.kv.disk import Disk
+from headrace.kv.store import Store
 from headrace.testing import ManualClock
 from rig import GREEDY
 
@@ -189,6 +193,105 @@ def test_only_what_is_there_can_be_saved(
     prefill(engine, 0, tokens[:64])
     with pytest.raises(StepFailed, match="to save"):
         engine.save(slot, start, end)
+
+
+# --- through the tiers
+
+
+@contextmanager
+def stored(engine: LlamaEngine, path: Path) -> Iterator[Store]:
+    store = Store(engine.fingerprint, 10**9, ManualClock(), disk=Disk(path, 10**9, engine.fingerprint))
+    store.start()
+    assert store.opened(60.0)
+    yield store
+    store.close(60.0)
+
+
+def served(engine: LlamaEngine, store: Store, tokens: Sequence[int]) -> tuple[int, list[int]]:
+    """As a request is: restore what there is, compute the rest, answer, save. (restored tokens, answer)"""
+    n = len(tokens) - 1
+    hit = store.match(tokens[:n])
+    over, found = threading.Event(), dict[bytes, bytes]()
+
+    def done(got: Mapping[bytes, bytes]) -> None:
+        found.update(got)
+        over.set()
+
+    store.fetch(hit.cold, done)
+    assert over.wait(60.0)
+    have = 0
+    for part in hit.parts:
+        payload = store.get(part.block.key) or found.get(part.block.key)
+        if payload is None or not engine.load(0, part.block.start, part.block.end, payload):
+            break
+        have = min(part.block.end, hit.length)
+    engine.trim(0, have)
+    if have < n:
+        prefill(engine, 0, tokens[:n], have)
+    text = answer(engine, 0, tokens, 4)
+    for block in store.missing(tokens[:n]):
+        store.put(block, engine.save(0, block.start, block.end))
+    engine.trim(0, 0)
+    return have, text
+
+
+def file_of(path: Path) -> Path:
+    """The longest block's."""
+    return max(path.glob("*.kv"), key=lambda file: file.stat().st_size)
+
+
+def flip_one_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("either", [True], ids=["flash"], indirect=True)
+@pytest.mark.parametrize("damage", [flip_one_byte, half, Path.unlink])
+def test_a_damaged_file_never_changes_an_answer(
+    engine: LlamaEngine, tokens: list[int], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    other = [*tokens[-3:], *tokens[40:80]]
+    with stored(engine, tmp_path) as store:
+        cold = served(engine, store, tokens)
+        assert cold[0] == 0
+        assert served(engine, store, tokens) == (len(tokens) - 1, cold[1])
+    with stored(engine, tmp_path) as store:
+        assert served(engine, store, tokens) == (len(tokens) - 1, cold[1]), "warm after a restart"
+        cold_other = answer_of(engine, 0, other, 4)
+        engine.trim(0, 0)
+    damage(file_of(tmp_path))
+    with stored(engine, tmp_path) as store:
+        assert served(engine, store, tokens) == (0, cold[1])
+        assert served(engine, store, other) == (0, cold_other)
+        assert served(engine, store, tokens) == (len(tokens) - 1, cold[1])
+        assert store.stats.damaged == (damage is not Path.unlink)
+    with stored(engine, tmp_path) as store:
+        damage(file_of(tmp_path))  # indexed already
+        assert served(engine, store, tokens) == (0, cold[1])
+        assert served(engine, store, other) == (len(other) - 1, cold_other)
+        assert served(engine, store, tokens) == (len(tokens) - 1, cold[1])
+        assert store.stats.damaged == (damage is not Path.unlink)
+
+
+@pytest.mark.parametrize("either", [True], ids=["flash"], indirect=True)
+def test_other_settings_find_nothing(engine: LlamaEngine, demo_model: Path, tokens: list[int], tmp_path: Path) -> None:
+    with stored(engine, tmp_path) as store:
+        cold = served(engine, store, tokens)
+    quantised = LlamaEngine(
+        LlamaSettings(demo_model, "small", cells=256, slots=4, batch=128, kv_type="q8_0"), ManualClock()
+    )
+    with stored(quantised, tmp_path) as store:
+        first = served(quantised, store, tokens)
+        assert first[0] == 0
+        assert served(quantised, store, tokens) == (len(tokens) - 1, first[1])
+    quantised.close()
+    with stored(engine, tmp_path) as store:
+        assert served(engine, store, tokens) == (len(tokens) - 1, cold[1]), "each finds its own again"
 
 
 # --- the fingerprint

@@ -6,7 +6,8 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.kv.disk import File, Files
+from headrace.kv.disk import Files
+from headrace.kv.tiers import File
 
 
 class FailingFiles(Files):
@@ -30,9 +31,13 @@ class FailingFiles(Files):
         self._before("mkdir")
         super().mkdir(path)
 
-    def read(self, path: Path, limit: int = -1) -> bytes:
+    def head(self, path: Path) -> bytes:
+        self._before("head")
+        return super().head(path)
+
+    def read(self, path: Path, split: Callable[[bytes], int]) -> bytes:
         self._before("read")
-        return super().read(path, limit)
+        return super().read(path, split)
 
     def create(self, path: Path) -> int:
         self._before("create")

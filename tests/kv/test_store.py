@@ -295,7 +295,7 @@ def test_the_disk_fails_and_comes_back(tmp_path: Path) -> None:
         system.fails = lambda _n, name: errno.EIO if name == "write" else 0
         keep(kept, talk(1, 100))
         kept.flush(SOON)
-        assert kept.stats.ssd_paused
+        assert kept.stats.ssd_down
         asked = len(system.done)
         keep(kept, talk(2, 100))
         kept.flush(SOON)
@@ -304,14 +304,14 @@ def test_the_disk_fails_and_comes_back(tmp_path: Path) -> None:
         keep(kept, talk(3, 100))
         kept.flush(SOON)
         clock.advance(1.1)
-        assert kept.stats.ssd_paused, "longer the second time"
+        assert kept.stats.ssd_down, "longer the second time"
         assert (kept.stats.ssd_errors, kept.stats.writes_dropped) == (2, 1)
         assert [restored(kept, talk(i, 100)).length for i in (1, 2, 3)] == [100] * 3, "RAM has it all"
         system.fails = lambda _n, _name: 0
         clock.advance(2.0)
         keep(kept, talk(4, 100))
         kept.flush(SOON)
-        assert not kept.stats.ssd_paused
+        assert not kept.stats.ssd_down
         assert kept.stats.ssd_blocks == 1
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from headrace.kv.blob import BLOCK, Block, blocks, fingerprint, pack, root, salt_digest
-from headrace.kv.tiers import BlockIndex, Hit, Memory, RestoreCost, common_tokens, worth
+from headrace.kv.tiers import BlockIndex, File, FileBook, Hit, Memory, RestoreCost, common_tokens, victims, worth
 
 ENGINE = fingerprint("x")
 ROOT = root(ENGINE, salt_digest(""))
@@ -81,7 +81,7 @@ def test_a_pinned_tail_is_not_replaced() -> None:
     assert index.shorter(longer) == tail.key
 
 
-def test_only_pinned_ones_are_matched_if_asked() -> None:
+def test_only_public_ones_are_matched_if_asked() -> None:
     index = BlockIndex()
     public = enter(index, conversation((1, 256), (2, 44)))
     enter(index, conversation((1, 256), (2, 40), (3, 10)))
@@ -89,8 +89,15 @@ def test_only_pinned_ones_are_matched_if_asked() -> None:
     assert index.match(tokens, ROOT, public_only=True).length == 0
     index.pin([public[0].key])
     assert index.match(tokens, ROOT, public_only=True).length == 256
+    index.pin([public[1].key], public=False)
+    assert index.match(tokens, ROOT, public_only=True).length == 256
     index.pin([public[1].key])
     assert index.match(tokens, ROOT, public_only=True).length == 296
+    index.unpin([public[1].key])
+    assert index.match(tokens, ROOT, public_only=True).length == 296, "pinned for somebody still"
+    index.unpin([public[1].key])
+    assert index.match(tokens, ROOT, public_only=True).length == 256
+    index.pin([public[1].key])
     assert index.match(tokens, ROOT).length == 306
 
 
@@ -189,6 +196,36 @@ def test_memory_keeps_within_its_limit() -> None:
     assert memory.used == 40
 
 
+# --- the directory's books
+
+
+def test_the_book_adds_up() -> None:
+    book = FileBook()
+    for i in range(3):
+        book.enter(File(str(i), 10, i, True))
+    book.enter(File("1", 30, 9, True))
+    book.touch("0", 20)
+    book.touch("nobody", 20)
+    book.drop("2")
+    book.drop("2")
+    assert (book.total, [file.name for file in book.oldest()]) == (40, ["1", "0"])
+    assert "0" in book
+    assert "2" not in book
+
+
+def test_victims() -> None:
+    files = [File(str(i), 10, i, i != 1) for i in range(8)]
+
+    def names(excess: int, spare: int = 0, kept: str = "") -> str | None:
+        chosen = victims(files, excess, spare, lambda file: file.name in kept)
+        return chosen if chosen is None else "".join(file.name for file in chosen)
+
+    assert [names(n) for n in (1, 10, 11)] == ["0", "0", "02"], "a directory is none"
+    assert names(11, kept="0") == "23"
+    assert [names(5, n) for n in (4, 5, 14, 15)] == ["0", "0", "0", "02"], "never more than may be spared"
+    assert (names(70), names(71), names(70, kept="5")) == ("0234567", None, None)
+
+
 # --- is it worth it?
 
 
@@ -208,7 +245,7 @@ def test_restore_seconds_are_learned_for_each_tier() -> None:
     index.remove(block.key, "ram")
     cold = index.match([1] * 256, ROOT)
     assert cost.predict(cold) == pytest.approx(2.56e-3 + 2560 * 1e-9)
-    assert cost.predict(cold, "redis") == pytest.approx(2.56e-3 + 12.8e-3)
+    assert cost.predict(hit, 1000) == pytest.approx(2.56e-3 + 1e-3 + 5e-3)
 
 
 def test_worth_it_only_if_faster() -> None:

@@ -201,19 +201,23 @@ def parse_header(data: bytes) -> Header:
 def parse(data: bytes, key: bytes) -> tuple[Block, bytes]:
     """The block `key` and its KV from a whole blob. Raises Damaged, also if it is another block."""
     header = parse_header(data)
+    return header.block, unpack_payload(header, data[header.payload_at :], key)
+
+
+def unpack_payload(header: Header, stored: bytes, key: bytes) -> bytes:
+    """The KV, from what follows the header of the block `key`. Raises Damaged."""
     if header.block.key != key:
         raise Damaged("it is another block")
-    if len(data) != header.total:
-        raise Damaged(f"{len(data)} bytes; the header says {header.total}")
-    stored = data[header.payload_at :]
+    if len(stored) != header.stored:
+        raise Damaged(f"{len(stored)} bytes of payload; the header says {header.stored}")
     if xxhash.xxh3_64_intdigest(stored) != header.digest:
         raise Damaged("the payload does not fit its digest")
     if not header.zstd:
-        return header.block, stored
+        return stored
     try:
         payload = zstandard.ZstdDecompressor().decompress(stored, max_output_size=header.size)
     except (zstandard.ZstdError, MemoryError) as error:
         raise Damaged("the payload cannot be decompressed") from error
     if len(payload) != header.size:
         raise Damaged(f"{len(payload)} bytes of KV; the header says {header.size}")
-    return header.block, payload
+    return payload

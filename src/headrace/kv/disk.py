@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from headrace.kv.blob import HEADER_MAX, Block, Damaged, encode, parse, parse_header
+from headrace.kv.blob import HEADER_MAX, Block, Damaged, Header, encode, parse_header, unpack_payload
+from headrace.kv.tiers import File, FileBook, victims
 
 T = TypeVar("T")
 
@@ -38,17 +38,6 @@ _TRIES, _PAUSE_S = 40, 0.05
 _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.EIO)
 """What a look at one file may give because of that file; anything else is the system's trouble, not the file's."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """An entry of the directory."""
-
-    name: str
-    size: int
-    used: int
-    """Time of last change, ns."""
-    regular: bool
 
 
 class Files:
@@ -67,9 +56,16 @@ class Files:
     def mkdir(self, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def read(self, path: Path, limit: int = -1) -> bytes:
+    def head(self, path: Path) -> bytes:
+        """Enough to hold any blob's header."""
         with path.open("rb") as file:
-            return file.read(limit)
+            return file.read(HEADER_MAX)
+
+    def read(self, path: Path, split: Callable[[bytes], int]) -> bytes:
+        """All from where `split`, given the head, says. Apart from it, so that a payload is not copied once more."""
+        with path.open("rb", buffering=0) as file:
+            file.seek(split(file.read(HEADER_MAX)))
+            return file.read()
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -123,7 +119,7 @@ class Disk:
         self._engine = engine
         self._os = files or Files()
         self._mutex = threading.Lock()
-        self._known: dict[str, File] = {}
+        self._book = FileBook()
         self._refused: set[str] = set()
         """Damaged ones that could not be removed."""
         self._turn = -1
@@ -135,7 +131,7 @@ class Disk:
     def used(self) -> int:
         """Bytes in the directory, as far as is known."""
         with self._mutex:
-            return _LOCK_BYTES + sum(file.size for file in self._known.values())
+            return _LOCK_BYTES + self._book.total
 
     def open(self) -> list[tuple[Block, int]]:
         """(block, bytes of its KV) of every usable file of this engine, the longest unused first."""
@@ -145,15 +141,15 @@ class Disk:
         except OSError:
             self.errors += 1
         found = []
-        for file in sorted(self._known.values(), key=lambda file: file.used):
-            match = _NAME.fullmatch(file.name)
-            if match and match[1] == self._engine.hex() and (header := self._look(file, bytes.fromhex(match[2]))):
+        for file in self._book.oldest():
+            key = self._key(file)
+            if key and (header := self._look(file, key)):
                 found.append(header)
         return found
 
     def _look(self, file: File, key: bytes) -> tuple[Block, int] | None:
         try:
-            header = parse_header(self._os.read(self._path / file.name, HEADER_MAX))
+            header = parse_header(self._os.head(self._path / file.name))
             if header.block.key != key or header.block.engine != self._engine:
                 raise Damaged("it is another block")
             if header.total != file.size:
@@ -168,11 +164,18 @@ class Disk:
     def read(self, key: bytes) -> tuple[Block, bytes] | None:
         """The block and its KV; None if it is not there or is not what it should be, and then it is removed."""
         name = self._name(key)
+        headers: list[Header] = []
+
+        def split(head: bytes) -> int:
+            headers.append(parse_header(head))
+            return headers[0].payload_at
+
         try:
-            return parse(self._os.read(self._path / name), key)
+            stored = self._os.read(self._path / name, split)
+            return headers[0].block, unpack_payload(headers[0], stored, key)
         except FileNotFoundError:
             with self._mutex:
-                self._known.pop(name, None)
+                self._book.drop(name)
         except (Damaged, OSError) as error:
             self._reject(name, error)
         return None
@@ -198,7 +201,7 @@ class Disk:
         except OSError:
             return False
         with self._mutex:
-            self._known.pop(name, None)
+            self._book.drop(name)
             self._refused.discard(name)
         return True
 
@@ -225,7 +228,7 @@ class Disk:
                 if error.errno not in _FULL:
                     raise
                 # The disk is smaller than the limit: what lay unused longest makes room, once.
-                gone.extend(self._free(2 * total, pinned))
+                gone.extend(self._free(2 * total, pinned) or self._free(total, pinned))
                 self._place(block.key, head, stored)
             return total
 
@@ -259,8 +262,7 @@ class Disk:
             with suppress(OSError):
                 self._os.touch(self._path / name, now + i)
             with self._mutex:
-                if name in self._known:
-                    self._known[name] = File(name, self._known[name].size, now + i, True)
+                self._book.touch(name, now + i)
 
     def _name(self, key: bytes) -> str:
         return f"{self._engine.hex()}-{key.hex()}.kv"
@@ -292,17 +294,17 @@ class Disk:
 
     def _rescan(self) -> None:
         """Look at the directory, under the lock: a temporary file there is an orphan."""
-        known = {}
+        book = FileBook()
         for file in self._os.listing(self._path):
-            if _TEMPORARY.fullmatch(file.name):
+            if _NAME.fullmatch(file.name):
+                book.enter(file)
+            elif _TEMPORARY.fullmatch(file.name):
                 try:
                     self._os.remove(self._path / file.name)
                 except OSError:
-                    known[file.name] = file  # still takes room
-            elif _NAME.fullmatch(file.name):
-                known[file.name] = file
+                    book.enter(file)  # still takes room
         with self._mutex:
-            self._known = known
+            self._book = book
 
     def _make_room(self, size: int, pinned: Callable[[bytes], bool]) -> tuple[bool, list[bytes]]:
         """Evict until `size` more bytes are within the limit: whether they are, and which keys of ours went.
@@ -310,35 +312,25 @@ class Disk:
         Nobody goes if it would not be enough.
         """
         excess = self.used + size - self._limit
-        if size and excess > sum(file.size for file, _ in self._candidates(pinned)):
-            return False, []
-        evicted = self._free(excess, pinned)
+        evicted = self._free(excess, pinned) if excess > 0 else []
         return self.used + size <= self._limit, evicted
 
-    def _candidates(self, pinned: Callable[[bytes], bool]) -> list[tuple[File, bytes]]:
-        """(file, key if it is ours) of what may go, the longest unused first."""
-        with self._mutex:
-            files = sorted(self._known.values(), key=lambda file: file.used)
-        found = []
-        for file in files:
-            match = _NAME.fullmatch(file.name)
-            if match and file.regular:
-                key = bytes.fromhex(match[2]) if match[1] == self._engine.hex() else b""
-                if not (key and pinned(key)):
-                    found.append((file, key))
-        return found
-
     def _free(self, size: int, pinned: Callable[[bytes], bool]) -> list[bytes]:
-        """Remove what lay unused longest until `size` bytes are free; the keys of ours among it."""
-        evicted: list[bytes] = []
-        for file, key in self._candidates(pinned) if size > 0 else ():
-            if size <= 0:
-                break
-            if self._unlink(file.name):
-                size -= file.size
-                if key:
-                    evicted.append(key)
-        return evicted
+        """Remove what lay unused longest until `size` bytes are free, if it can be; the keys of ours among it."""
+
+        def keep(file: File) -> bool:
+            key = self._key(file)
+            return key is not None and pinned(key)
+
+        with self._mutex:
+            files = self._book.oldest()
+        gone = [file for file in victims(files, size, self._limit // 50, keep) or () if self._unlink(file.name)]
+        return [key for key in map(self._key, gone) if key]
+
+    def _key(self, file: File) -> bytes | None:
+        """Of a block of this engine."""
+        match = _NAME.fullmatch(file.name)
+        return bytes.fromhex(match[2]) if match and match[1] == self._engine.hex() else None
 
     def _place(self, key: bytes, head: bytes, stored: bytes) -> None:
         """Write, sync, rename; on any error nothing of it stays."""
@@ -361,4 +353,4 @@ class Disk:
             raise
         with self._mutex:
             self._refused.discard(name)
-            self._known[name] = File(name, len(head) + len(stored), now, True)
+            self._book.enter(File(name, len(head) + len(stored), now, True))

@@ -98,7 +98,9 @@ class Store:
             self._work.notify_all()
             self._asked.notify_all()
         for thread in self._threads:
-            thread.join(timeout)  # a thread in a system call that hangs must not hold up the process
+            thread.join(1.0)  # a thread in a system call that hangs must not hold up the process
+        if self._shared is not None:
+            self._shared.close()
 
     # Looking things up.
 
@@ -123,10 +125,10 @@ class Store:
         known = hit.length // BLOCK * BLOCK
         return tuple(b.key for b in blocks(self._engine, salt, tokens) if b.full and b.start >= known)
 
-    def estimate(self, hit: Hit) -> float:
-        """Seconds until all of `hit` is in the pool, predicted from the restores so far."""
+    def estimate(self, hit: Hit, shared: int = 0) -> float:
+        """Seconds until all of `hit`, and `shared` bytes from Redis, are in the pool, by the restores so far."""
         with self._lock:
-            return self._cost.predict(hit)
+            return self._cost.predict(hit, shared)
 
     def restored(self, size: int, tokens: int, seconds: float) -> None:
         """Tell of a restore: so many bytes of KV went into the pool, for so many tokens, in so long."""
@@ -152,16 +154,17 @@ class Store:
     def stats(self) -> TierStats:
         """As of now."""
         disk, shared = self._disk, self._shared
+        ssd_bytes = disk.used if disk else 0  # outside of the lock: the disk asks under its own what is pinned
         with self._lock:
             return TierStats(
                 ram_bytes=self._memory.used,
                 ram_blocks=len(self._memory),
-                ssd_bytes=disk.used if disk else 0,
+                ssd_bytes=ssd_bytes,
                 ssd_blocks=self._index.count("ssd"),
                 damaged=(disk.damaged if disk else 0) + (shared.damaged if shared else 0),
                 ssd_errors=disk.errors if disk else 0,
                 redis_errors=shared.errors if shared else 0,
-                ssd_paused=self._clock() < self._paused_until,
+                ssd_down=self._clock() < self._paused_until,
                 redis_down=shared.down if shared else False,
                 restore_s=self._restore_s,
                 **self._counts,
@@ -199,8 +202,9 @@ class Store:
         with self._lock:
             self._index.touch(keys)
             for key in reversed(keys):
-                self._touched[key] = None
-                self._touched.move_to_end(key)
+                if self._index.has(key, "ssd"):
+                    self._touched[key] = None
+                    self._touched.move_to_end(key)
 
     def fetch(self, keys: Iterable[bytes], done: Done) -> None:
         """Get a chain of blocks into RAM, from the disk or Redis, and stop at the first that cannot be had.
@@ -283,19 +287,15 @@ class Store:
         self._tidy()
 
     def _open_disk(self) -> None:
-        if self._disk is not None:
-            found = self._disk.open()
+        for block, size in self._disk.open() if self._disk else ():
             with self._lock:
-                for block, size in found:
-                    if not self._index.covered(block):
-                        shorter = self._index.shorter(block)
-                        if shorter is not None:
-                            self._replace(shorter)
-                        self._index.add(block, size, "ssd")
-                    elif block.key not in self._index:
-                        self._useless.append(block.key)
-                    else:
-                        self._index.add(block, size, "ssd")
+                shorter = self._index.shorter(block)
+                if shorter is not None:
+                    self._replace(shorter)
+                if self._index.covered(block) and block.key not in self._index:
+                    self._useless.append(block.key)
+                else:
+                    self._index.add(block, size, "ssd")
         self._opened.set()
 
     def _write(self, block: Block, payload: bytes) -> None:

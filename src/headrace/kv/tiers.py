@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +59,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     writes_dropped: int = 0
     """Blocks that did not go to the disk because writing paused or fell behind."""
     redis_errors: int = 0
-    ssd_paused: bool = False
+    ssd_down: bool = False
     redis_down: bool = False
     restores: int = 0
     """Restores that were reported to `Store.restored`."""
@@ -302,6 +302,63 @@ class Memory:
             self._index.remove(key, "ram")
 
 
+@dataclass(frozen=True, slots=True)
+class File:
+    """An entry of the SSD tier's directory."""
+
+    name: str
+    size: int
+    used: int
+    """Time of last use, ns."""
+    regular: bool
+    """Not a directory or a link."""
+
+
+class FileBook:
+    """What lies in the directory, and how much it is."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, File] = {}
+        self.total = 0
+        """Bytes."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def enter(self, file: File) -> None:
+        self.drop(file.name)
+        self._files[file.name] = file
+        self.total += file.size
+
+    def drop(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            self.total -= file.size
+
+    def touch(self, name: str, now: int) -> None:
+        if file := self._files.get(name):
+            self._files[name] = File(name, file.size, now, file.regular)
+
+    def oldest(self) -> list[File]:
+        """The longest unused first."""
+        return sorted(self._files.values(), key=lambda file: file.used)
+
+
+def victims(files: Iterable[File], excess: int, spare: int, keep: Callable[[File], bool]) -> list[File] | None:
+    """Which files go so that `excess` bytes get free; None if all that may go are not enough.
+
+    Up to `spare` bytes more, so that a full directory is not looked through for every file that comes.
+    """
+    chosen: list[File] = []
+    for file in files:
+        if file.size > excess + spare and excess <= 0:
+            break
+        if file.regular and not keep(file):
+            chosen.append(file)
+            excess -= file.size
+    return chosen if excess <= 0 else None
+
+
 class RestoreCost:
     """Learns how long restoring takes, in seconds per byte of KV, from every restore that is done.
 
@@ -320,10 +377,11 @@ class RestoreCost:
         if size > 0:
             self.per_byte[source] += self._weight * (seconds / size - self.per_byte[source])
 
-    def predict(self, hit: Hit, cold: Source = "ssd") -> float:
-        """Seconds until all of `hit` is in the pool, if what is not in RAM comes from `cold`."""
-        away = hit.bytes(ram=False)
-        return (away + hit.bytes(ram=True)) * self.per_byte["ram"] + away * self.per_byte[cold]
+    def predict(self, hit: Hit, shared: int = 0) -> float:
+        """Seconds until all of `hit`, and `shared` bytes more from Redis, are in the pool."""
+        ram, ssd = hit.bytes(ram=True), hit.bytes(ram=False)
+        away = ssd * self.per_byte["ssd"] + shared * self.per_byte["redis"]
+        return away + (ram + ssd + shared) * self.per_byte["ram"]
 
 
 def worth(restore_s: float, prefill_s: float) -> bool:

@@ -23,6 +23,7 @@ from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives, StreamEngine
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
+from headrace.observe.tier_metrics import tier_families
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -165,6 +166,7 @@ class Metrics:
             for name, engine in self._engines.items():
                 counter.add_metric((name,), count(engine.lives))
             yield counter
+        yield from tier_families({name: one.tiers for name, one in stats.items()})
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
