@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.overload import Kind, offer
-from headrace.core.admission import EARLY, LATE, Backlog, Bounds
+from headrace.core.admission import BLOCK, BLOCKS, EARLY, LATE, Backlog, Bounds, Overlap
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta
 from headrace.core.request import BATCH, INTERACTIVE, Generation
@@ -15,7 +15,7 @@ MS = 0.001
 
 
 def prompt(rid: int, tokens: int = 1000, **fields: Any) -> Generation:
-    return Generation(rid, [0] * tokens, 1, **fields)
+    return Generation(rid, [rid] * tokens, 1, **fields)
 
 
 def backlog(*, share: float = 0.0, reported: int = 0, **bounds: Any) -> Backlog:
@@ -435,3 +435,29 @@ def test_goodput_stays_flat_under_overload_and_collapses_without_admission(kind:
     assert kept[4.0].goodput >= 0.9 * best
     assert lost[4.0].goodput <= 0.4 * max(run.goodput for run in lost.values())
     assert kept[4.0].late <= 0.15 * kept[4.0].taken, "what was taken is mostly in time"
+
+
+def shared_prompt(rid: int, n: int, *, salt: str = "", cache: bool = True) -> Generation:
+    return Generation(rid, [*range(1000), *range(2000, 2000 + n), rid], 4, salt=salt, cache=cache)
+
+
+def test_what_prompts_have_in_common_counts_once() -> None:
+    """Eight users come at once with one long system prompt: it is computed once, and nobody has to be refused."""
+    one = backlog()
+    one.add(shared_prompt(1, 20), 0.0)
+    for rid in range(2, 9):
+        one.add(shared_prompt(rid, 20), 0.0)
+    left = 1021 - 15 * BLOCK
+    assert one.predict(2000, INTERACTIVE, 0.0) == pytest.approx((1021 + 7 * left + 2000) * 1e-3)
+
+
+def test_what_is_not_shared_is_not_counted_as_such() -> None:
+    overlap = Overlap()
+    overlap.add(shared_prompt(1, 20))
+    assert overlap.of(shared_prompt(2, 20)) == 15 * BLOCK
+    assert overlap.of(shared_prompt(2, 20, salt="other")) == 0
+    assert overlap.of(shared_prompt(2, 20, cache=False)) == 0
+    assert overlap.of(Generation(3, [7, *range(1, 1000)], 4)) == 0
+    for i in range(BLOCKS):
+        overlap.add(Generation(4, [5000 + i] * BLOCK, 4))
+    assert overlap.of(shared_prompt(2, 20)) == 0, "only the latest are remembered"

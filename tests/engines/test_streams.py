@@ -144,15 +144,15 @@ def test_who_would_be_late_is_refused_by_the_engine_s_figures() -> None:
     streams.open(Generation(1, [1] * 1000, 1, deadline=0.5), sink)
     streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=1000))
     with pytest.raises(Overloaded, match=r"4\.0 s.*3 s") as caught:
-        streams.open(Generation(2, [1] * 1000, 1, deadline=3.0), sink)
+        streams.open(Generation(2, [2] * 1000, 1, deadline=3.0), sink)
     assert (caught.value.reason, caught.value.retry_after) == ("deadline", 1)
     assert 2 not in streams
     streams.deliver([Admitted(1, 0, 0)])
     streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=400))
-    streams.open(Generation(2, [1] * 1000, 1, deadline=3.0), sink)
+    streams.open(Generation(2, [2] * 1000, 1, deadline=3.0), sink)
     streams.close(1)
     streams.close(2)
-    streams.open(Generation(3, [1] * 1000, 1, deadline=2.0), sink)
+    streams.open(Generation(3, [3] * 1000, 1, deadline=2.0), sink)
 
 
 def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
@@ -160,7 +160,7 @@ def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
     streams = Streams(Backlog(Bounds()), clock)
     streams.learn(EngineStats(prefill_s=0.001))
     streams.open(Generation(1, [1] * 3000, 1), Sink())
-    short = Generation(2, [1] * 500, 1, deadline=1.0)
+    short = Generation(2, [2] * 500, 1, deadline=1.0)
     streams.open(short, Sink())
     streams.close(2)
     clock.advance(10.5)

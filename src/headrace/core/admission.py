@@ -19,6 +19,7 @@ Pure: no clock, no I/O. One for each engine, on the server's side, where a burst
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ AGEING = 0.25
 
 MEMORY = 0.95
 """What is left of an older prompt's weight in the hit ratio when the next one is known."""
+
+BLOCK, BLOCKS = 64, 4096
+"""Tokens that prompts are compared by; how many such blocks are remembered."""
 
 WORTH_LEARNING_S = 0.1
 """Shorter waits say more about steps and wake-ups than about the queue."""
@@ -75,12 +79,15 @@ class _Prompt:
         "reading",
         "report",
         "reuses",
+        "shared",
         "tokens",
         "wait",
     )
 
-    def __init__(self, generation: Generation, now: float, report: int) -> None:
+    def __init__(self, generation: Generation, now: float, report: int, shared: int) -> None:
         self.arrived = now
+        self.shared = shared
+        """Tokens of it that a recent prompt began with too: it is computed once for both."""
         self.report = report
         """Number of the engine's last report before it: the next one counts it."""
         self.tokens = len(generation.prompt)
@@ -95,6 +102,40 @@ class _Prompt:
         """What the engine's figures said when it came, in s; 0 if they said nothing."""
 
 
+class Overlap:
+    """Beginnings of recent prompts, as hashes of their blocks of BLOCK tokens, each with all before it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, None] = OrderedDict()
+
+    def of(self, generation: Generation) -> int:
+        """Tokens of a prompt that recent ones of the same salt began with, in whole blocks."""
+        if not generation.cache:
+            return 0
+        blocks = 0
+        for key in self._keys(generation):
+            if key not in self._known:
+                break
+            blocks += 1
+        return BLOCK * blocks
+
+    def add(self, generation: Generation) -> None:
+        """Remember a prompt."""
+        if generation.cache:
+            for key in self._keys(generation):
+                self._known[key] = None
+                self._known.move_to_end(key)
+            while len(self._known) > BLOCKS:
+                self._known.popitem(last=False)
+
+    @staticmethod
+    def _keys(generation: Generation) -> Iterator[int]:
+        key, tokens = hash(generation.salt), generation.prompt
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            key = hash((key, tuple(tokens[start : start + BLOCK])))
+            yield key
+
+
 class Backlog:
     """The book of one engine's prompts, from submit to first token. Times in s on one clock, sizes in tokens."""
 
@@ -107,6 +148,7 @@ class Backlog:
         self._reported = 0.0
         """Tokens that the engine says are to be computed."""
         self._reports = 0
+        self._overlap = Overlap()
         self.correction = 1.0
         """What a predicted wait is multiplied by."""
         self._hits = self._seen = 0.0
@@ -139,13 +181,14 @@ class Backlog:
 
     def add(self, generation: Generation, now: float) -> None:
         """Take on a generation. Raises Overloaded."""
-        prompt = _Prompt(generation, now, self._reports)
+        prompt = _Prompt(generation, now, self._reports, self._overlap.of(generation))
         if self._prefill_s > 0.0:
-            size = self._size(prompt.tokens, prompt.reuses)
+            size = self._size(prompt.tokens, prompt.reuses, prompt.shared)
             prompt.wait = self._wait(size, prompt.priority, now, choices=prompt.choices)
             prompt.own = self._seconds(size)
         self._check(prompt, generation.deadline)
         self._live[generation.rid] = prompt
+        self._overlap.add(generation)
 
     def book(self, event: Event, now: float) -> None:
         """Follow a generation to its first token."""
@@ -251,7 +294,7 @@ class Backlog:
     def _check_limits(self, queued: list[_Prompt], tokens: int) -> None:
         bounds, count = self.bounds, len(queued)
         if count >= bounds.max_waiting:
-            work = sum(self._size(p.tokens, p.reuses) for p in queued)
+            work = sum(self._size(p.tokens, p.reuses, p.shared) for p in queued)
             retry = _whole_seconds(self._seconds(work) / max(1, count))
             raise Overloaded(
                 f"{count} requests are waiting, the limit is {bounds.max_waiting}; try again in {retry} s",
@@ -282,10 +325,11 @@ class Backlog:
             f"{what} in {seconds:.1f} s, {limit}; try again in {retry} s", retry_after=retry, reason="deadline"
         )
 
-    def _size(self, tokens: int, reuses: bool) -> float:
+    def _size(self, tokens: int, reuses: bool, shared: int = 0) -> float:
         """Tokens of a prompt that will have to be computed. Which of them are cached only the engine can tell, so the
-        share is that of the prompts before it; the last token always is computed."""
-        return max(1.0, tokens * (1.0 - self.hit_ratio)) if reuses else float(tokens)
+        share is that of the prompts before it, or what it has in common with one of the latest if that is more; the
+        last token always is computed."""
+        return max(1.0, min(tokens * (1.0 - self.hit_ratio), tokens - shared)) if reuses else float(tokens)
 
     def _seconds(self, tokens: float) -> float:
         """What computing prompt tokens takes beside the decodes."""
@@ -293,7 +337,9 @@ class Backlog:
 
     def _left(self, prompt: _Prompt, scale: float) -> float:
         """Tokens that are still to be computed for a prompt; `scale` as `_split` gives it."""
-        return self._size(prompt.tokens, prompt.reuses) if prompt.cached is None else scale * _whole(prompt)
+        return (
+            self._size(prompt.tokens, prompt.reuses, prompt.shared) if prompt.cached is None else scale * _whole(prompt)
+        )
 
     def _split(self) -> tuple[float, float]:
         """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
@@ -301,7 +347,7 @@ class Backlog:
 
         Those that wait are counted here (of the latest the engine may not have heard); the rest is the running ones'.
         """
-        waits = sum(self._size(p.tokens, p.reuses) for p in self._waiting() if p.report < self._reports)
+        waits = sum(self._size(p.tokens, p.reuses, p.shared) for p in self._waiting() if p.report < self._reports)
         whole = sum(_whole(p) for p in self._live.values() if p.cached is not None and not p.reading)
         left = max(0.0, self._reported - waits)
         return min(1.0, left / whole) if whole else 0.0, max(0.0, left - whole)

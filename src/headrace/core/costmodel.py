@@ -7,9 +7,9 @@ llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that m
 three times the price: a small chunk deep in a long prompt is dear.
 
 Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
-exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never negative; a step that took far longer than
-predicted (the machine was busy with something else) counts as a somewhat slow one, or one hiccup would teach the model
-fear. Pure: whoever runs the steps brings the seconds.
+exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never
+negative; a step that took far longer than predicted (the machine was busy with something else) counts as a somewhat
+slow one, or one hiccup would teach the model fear. Pure: whoever runs the steps brings the seconds.
 """
 
 from __future__ import annotations

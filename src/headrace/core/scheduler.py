@@ -81,8 +81,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
-        self.decode_share = 0.0
-        """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
+        self._decode_share = 0.0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
@@ -151,6 +150,11 @@ class Scheduler:
         return self._teller.tokens
 
     @property
+    def decode_share(self) -> float:
+        """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
+        return self._decode_share if any(s.drawn for s in self.running) else 0.0
+
+    @property
     def backlog(self) -> int:
         """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
         waiting = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0)
@@ -207,10 +211,11 @@ class Scheduler:
         """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
         cost, n = self.cost, len(shares)
         work = None
-        if cost is not None and (self._drafter is not None or self._steps % SAMPLE == 0):
+        drafter = self._drafter if n < self.limits.max_batch else None  # a full batch is efficient as it is
+        if cost is not None and (drafter is not None or self._steps % SAMPLE == 0):
             work = base = self._base(shares)
-            if self._drafter is not None:
-                work = self._drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
+            if drafter is not None:
+                work = drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
             if work is base and self._steps % SAMPLE:
                 work = None
         return Plan(tuple(shares), work=work)
@@ -334,7 +339,7 @@ class Scheduler:
             seconds, work = result.computed_at - restored, plan.work
             if work.prefill:
                 decodes = self.cost.predict(Work(0, work.decode, 0, work.width)) if work.decode else 0.0
-                self.decode_share += (min(1.0, decodes / seconds) - self.decode_share) / SAMPLE
+                self._decode_share += (min(1.0, decodes / seconds) - self._decode_share) / SAMPLE
             self.cost.observe(work, seconds)
         for share, drawn in zip(plan.shares, result.drawn, strict=True):
             sequence = share.sequence
