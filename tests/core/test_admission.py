@@ -287,7 +287,7 @@ def test_what_is_not_known_here_is_passed_over() -> None:
 
 def arrive(one: Backlog, rid: int, took: float) -> None:
     """A prompt of 1 s comes behind one of 2 s; its first token takes that long."""
-    one.add(prompt(0, 2000), -1000.0)
+    one.add(Generation(0, [100_000 + rid] * 2000, 1), -1000.0)
     one.add(prompt(rid, 1000), 0.0)
     one.book(Admitted(rid, 0, 0), 0.0)
     one.book(Delta(rid, 0, "x", 1), took)

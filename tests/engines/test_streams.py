@@ -165,7 +165,7 @@ def test_waiting_makes_a_prompt_go_before_shorter_ones() -> None:
     streams.close(2)
     clock.advance(10.5)
     with pytest.raises(Overloaded):
-        streams.open(short, Sink())
+        streams.open(Generation(3, [3] * 500, 1, deadline=1.0), Sink())
 
 
 # --- a worker's death
