@@ -13,6 +13,7 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.engines.base import EngineStats, StepAborted
+from headrace.engines.keeper import Keeper, TierSettings
 from headrace.engines.stepper import LOOK_UP_EVERY, Stepper
 from headrace.testing import ManualClock, ScriptedEngine
 from rig import GREEDY, Transcript
@@ -553,3 +554,60 @@ def test_a_failed_step_says_why_to_the_log_only(caplog: pytest.LogCaptureFixture
     assert events == [Admitted(1, 0, 0), Failed(1, "engine_failed", "the engine could not compute this request")]
     assert "the script says so" in caplog.text
     assert stepper.stats().steps == 0
+
+
+# --- KV outside the pool
+
+
+class Forgetful(ScriptedEngine):
+    """Its loads from position `lost_from` on fail."""
+
+    lost_from = 10**9
+
+    def load(self, slot: int, start: int, end: int, payload: bytes) -> Sequence[int]:
+        return () if start >= self.lost_from else super().load(slot, start, end, payload)
+
+
+class Vault:
+    """A stepper that keeps KV in RAM, with nothing idle in the pool, stepped by hand."""
+
+    def __init__(self, engine: ScriptedEngine, **limits: Any) -> None:
+        self.engine = engine
+        self.clock = ManualClock()
+        self.transcript = Transcript()
+        options = {"prefill_chunk": 100, "warm_cells": 0, **limits}
+        self.stepper = Stepper(engine, Limits(**options), self.clock, lambda e, _: self.transcript.take(e))
+        self.stepper.keep(TierSettings(ram_mib=8))
+        assert self.stepper._keeper is not None
+        self.keeper: Keeper = self.stepper._keeper
+
+    def ask(self, rid: int, tokens: list[int], max_tokens: int = 3, **fields: Any) -> None:
+        generation = Generation(rid, tokens, max_tokens, **fields)
+        self.transcript.ask(generation)
+        self.keeper.submit(generation, self.clock())
+
+    def drive(self) -> None:
+        drive(self.stepper)
+
+    def put_away(self) -> None:
+        """Save all that is idle, and drop it from the pool."""
+        while self.keeper.save():
+            pass
+        self.stepper._carry_out()
+
+
+@pytest.mark.parametrize("lost_from", [0, 256, 512])
+def test_what_could_not_be_loaded_is_computed_and_stays(lost_from: int) -> None:
+    engine = Forgetful(SCRIPT)
+    vault = Vault(engine)
+    vault.ask(1, prompt(700))
+    vault.drive()
+    vault.put_away()
+    assert not any(engine.slots.values())
+    engine.lost_from = lost_from
+    vault.ask(2, prompt(700))
+    vault.drive()  # the engine checks that each chunk follows on what its slot holds
+    assert vault.transcript.text(2) == "abc"
+    assert vault.transcript.cached[2, 0] == min(lost_from, 699)
+    layout = vault.stepper._pool.layout
+    assert all(len(layout.of(slot)) == len(tokens) for slot, tokens in engine.slots.items())

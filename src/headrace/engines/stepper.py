@@ -284,15 +284,16 @@ class Stepper:
     def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
         """Do the KV operations that the scheduler has decided. `events`: what begins with them, corrected."""
         layout = self._pool.layout
-        for op in self.scheduler.take_ops():
-            if isinstance(op, Copy):
-                self._engine.copy(op.source, op.target, op.length)
-                layout.share(op.source, op.target, op.length)
-            elif isinstance(op, Trim):
-                self._engine.trim(op.slot, op.length)
-                layout.truncate(op.slot, op.length)
-            else:
-                events = self._load(op, events or [])
+        while ops := self.scheduler.take_ops():  # a load that fails decides on a trim, which is due before the step
+            for op in ops:
+                if isinstance(op, Copy):
+                    self._engine.copy(op.source, op.target, op.length)
+                    layout.share(op.source, op.target, op.length)
+                elif isinstance(op, Trim):
+                    self._engine.trim(op.slot, op.length)
+                    layout.truncate(op.slot, op.length)
+                else:
+                    events = self._load(op, events or [])
         return events or []
 
     def _load(self, op: Load, events: list[Event]) -> list[Event]:
