@@ -611,3 +611,41 @@ def test_what_could_not_be_loaded_is_computed_and_stays(lost_from: int) -> None:
     assert vault.transcript.cached[2, 0] == min(lost_from, 699)
     layout = vault.stepper._pool.layout
     assert all(len(layout.of(slot)) == len(tokens) for slot, tokens in engine.slots.items())
+
+
+def test_whose_fetch_has_run_out_of_time_wakes_nobody() -> None:
+    """It waits for its reader, or for room: neither comes with time, and looking again and again would take a core."""
+    scheduler = Stepper(ScriptedEngine(SCRIPT), Limits(), ManualClock(), lambda *_: None).scheduler
+    scheduler.submit(Generation(1, prompt(9), 3), 0.0, hold=1.0)
+    scheduler.submit(Generation(2, prompt(9, 2), 3), 0.0, hold=3.0)
+    scheduler.pause(1, True)
+    assert scheduler.plan(0.5) is None
+    assert scheduler.held_until(0.5) == 3.0
+    scheduler.pause(1, False)
+    assert scheduler.held_until(0.5) == 1.0
+    assert scheduler.held_until(1.0) == 3.0
+    assert scheduler.held_until(3.0) is None
+
+
+class Unsavable(ScriptedEngine):
+    """Saving breaks in a way that the port does not name."""
+
+    broken = False
+
+    def save(self, slot: int, start: int, end: int) -> bytes:
+        if self.broken:
+            raise ValueError("not the port's error")
+        return super().save(slot, start, end)
+
+
+def test_the_end_comes_whatever_saving_does() -> None:
+    engine = Unsavable(SCRIPT)
+    vault = Vault(engine)
+    vault.ask(1, prompt(600))
+    vault.drive()
+    engine.broken = True
+    vault.stepper._stop()
+    with pytest.raises(ValueError, match="not the port's error"):
+        vault.stepper.run()
+    vault.stepper.close()  # returns
+    assert engine.closed

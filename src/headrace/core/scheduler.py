@@ -119,9 +119,9 @@ class Scheduler:
             if sequence.generation.rid == rid:
                 sequence.outside, sequence.hold = outside, 0.0
 
-    def held_until(self) -> float | None:
-        """When the first of those that wait for a fetch gives up."""
-        return min((s.hold for s in self.waiting if s.hold), default=None)
+    def held_until(self, now: float) -> float | None:
+        """When the first of those that waited for a fetch in the plan of `now` gives up."""
+        return min((s.hold for s in self.waiting if s.hold > now and not s.paused), default=None)
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""

@@ -155,20 +155,23 @@ class Stepper:
         """Work until `close`, then close the engine. The calling thread is the engine thread."""
         try:
             while self._open:
-                plan = self.scheduler.plan(self._clock())
+                now = self._clock()
+                plan = self.scheduler.plan(now)
                 if plan is None:
-                    self._rest()
+                    self._rest(now)
                 else:
                     self.step(plan)
                     self._drain(block=False)
         finally:
-            if self._keeper is not None:
-                self._keeper.close(CLOSE_S)
-            self._engine.close()
-            self._over.set()
+            try:
+                if self._keeper is not None:
+                    self._keeper.close(CLOSE_S)
+            finally:
+                self._engine.close()
+                self._over.set()
 
-    def _rest(self) -> None:
-        """There is nothing to compute: look after what is kept, then sleep until a command comes."""
+    def _rest(self, planned: float) -> None:
+        """There was nothing to compute at `planned`: look after what is kept, then sleep until a command comes."""
         self._carry_out()  # a cancel can free a slot although no step follows
         keeper = self._keeper
         if keeper is not None and self._inbox.empty():
@@ -181,7 +184,8 @@ class Stepper:
             self._carry_out()
         self._look_up()
         self._deliver([], self.stats())
-        until = self.scheduler.held_until()
+        # As of the plan: who has given up since then is in the next one, and who had before waits for something else.
+        until = self.scheduler.held_until(planned)
         self._drain(block=True, timeout=None if until is None else max(0.0, until - self._clock()))
 
     def calibrate(self) -> CostModel | None:
