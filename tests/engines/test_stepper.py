@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,8 +14,10 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, Sampling
 from headrace.engines.base import EngineStats, StepAborted
-from headrace.engines.keeper import Keeper, TierSettings
+from headrace.engines.keeper import ASK_S, OPEN_S, WAKE_S, Keeper, TierSettings, open_store
 from headrace.engines.stepper import LOOK_UP_EVERY, Stepper
+from headrace.kv.store import Store
+from headrace.kv.tiers import Hit
 from headrace.testing import ManualClock, ScriptedEngine
 from rig import GREEDY, Transcript
 
@@ -571,13 +574,13 @@ class Forgetful(ScriptedEngine):
 class Vault:
     """A stepper that keeps KV in RAM, with nothing idle in the pool, stepped by hand."""
 
-    def __init__(self, engine: ScriptedEngine, **limits: Any) -> None:
+    def __init__(self, engine: ScriptedEngine, tiers: TierSettings | None = None, **limits: Any) -> None:
         self.engine = engine
         self.clock = ManualClock()
         self.transcript = Transcript()
         options = {"prefill_chunk": 100, "warm_cells": 0, **limits}
         self.stepper = Stepper(engine, Limits(**options), self.clock, lambda e, _: self.transcript.take(e))
-        self.stepper.keep(TierSettings(ram_mib=8))
+        self.stepper.keep(tiers or TierSettings(ram_mib=8))
         assert self.stepper._keeper is not None
         self.keeper: Keeper = self.stepper._keeper
 
@@ -649,3 +652,82 @@ def test_the_end_comes_whatever_saving_does() -> None:
         vault.stepper.run()
     vault.stepper.close()  # returns
     assert engine.closed
+
+
+def on_disk(path: Path) -> TierSettings:
+    return TierSettings(ram_mib=0, ssd_mib=8, ssd_path=str(path))
+
+
+def keep_on_disk(path: Path, tokens: list[int]) -> None:
+    """Put the KV of this prompt on the disk, as a server before this one."""
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(path))
+    vault.ask(1, tokens)
+    vault.drive()
+    vault.put_away()
+    assert vault.keeper._store.flush(PATIENCE)
+    vault.keeper.close(0.0)
+
+
+def fetched(vault: Vault) -> None:
+    """Carry out what the store's thread has to say."""
+    vault.stepper._drain(block=True, timeout=PATIENCE)
+
+
+def test_without_ram_the_disk_is_still_of_use(tmp_path: Path) -> None:
+    keep_on_disk(tmp_path, prompt(700))
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(tmp_path))
+    vault.ask(1, prompt(700))
+    assert vault.stepper.scheduler.plan(vault.clock()) is None, "it waits for the disk"
+    fetched(vault)
+    vault.drive()
+    assert vault.transcript.cached[1, 0] == 699
+    vault.keeper.close(0.0)
+
+
+def test_what_is_on_the_disk_is_known_before_the_first_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(Store, "opened", lambda _self, timeout: asked.append(timeout))
+    open_store(on_disk(tmp_path), ScriptedEngine(SCRIPT), ManualClock()).close(0.0)
+    assert asked == [OPEN_S]
+
+
+def test_a_short_prefix_is_fetched_too(tmp_path: Path) -> None:
+    """70 tokens take 70 ms to compute and a few to read."""
+    keep_on_disk(tmp_path, prompt(70))
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(tmp_path))
+    vault.ask(1, prompt(70))
+    assert vault.stepper.scheduler.held_until(0.0) == pytest.approx(2 * WAKE_S, rel=0.01)
+    fetched(vault)
+    vault.drive()
+    assert vault.transcript.cached[1, 0] == 69
+    vault.keeper.close(0.0)
+
+
+def test_nobody_waits_for_the_disk_to_bring_what_the_pool_holds(tmp_path: Path) -> None:
+    keep_on_disk(tmp_path, prompt(700))
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(tmp_path), warm_cells=None)
+    first = Generation(1, prompt(700), 3)
+    vault.transcript.ask(first)
+    vault.stepper.scheduler.submit(first, 0.0)  # past the keeper, as if nothing were kept of it
+    vault.drive()
+    vault.ask(2, prompt(700))
+    assert vault.stepper.scheduler.held_until(0.0) is None
+    vault.drive()
+    assert vault.transcript.cached[2, 0] == 699
+    vault.keeper.close(0.0)
+
+
+def test_the_bytes_that_redis_may_send_are_part_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    vault = Vault(ScriptedEngine(SCRIPT))
+    asked: list[int] = []
+
+    def estimate(_hit: Hit, shared: int = 0) -> float:
+        asked.append(shared)
+        return 0.02
+
+    monkeypatch.setattr(vault.keeper._store, "beyond", lambda *_: (b"a" * 16, b"b" * 16))
+    monkeypatch.setattr(vault.keeper._store, "estimate", estimate)
+    monkeypatch.setattr(vault.keeper._store, "fetch", lambda *_: None)
+    vault.ask(1, prompt(700))
+    assert asked == [2 * 256 * 4]
+    assert vault.stepper.scheduler.held_until(0.0) == pytest.approx(2 * ASK_S), "a question alone takes that long"

@@ -68,6 +68,11 @@ class Residency:
         length = min(length, len(sequence.tokens) - 1)
         return length, slot if length else None
 
+    def resident(self, tokens: list[int], salt: str) -> int:
+        """How many tokens from the beginning of these the cells hold."""
+        index = self._indexes.get(salt)
+        return 0 if index is None else index.match(tokens)[0]
+
     # Running.
 
     def enter(self, sequence: Sequence, source: int | None, shared: int) -> None:

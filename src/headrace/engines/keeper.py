@@ -23,6 +23,7 @@ from headrace.core.plan import Load
 from headrace.core.request import BATCH, Generation, Sampling
 from headrace.core.scheduler import Scheduler
 from headrace.engines.base import StepEngine, StepFailed
+from headrace.kv.blob import BLOCK
 from headrace.kv.disk import Disk
 from headrace.kv.mining import Miner
 from headrace.kv.shared import Shared
@@ -36,6 +37,18 @@ SHARE = 0.05
 
 PATIENCE = 2.0
 """Times its predicted length that a fetch may take before the prompt is computed instead."""
+
+WAKE_S = 0.005
+"""Until the store's thread has begun with a fetch and the engine's has heard of its end."""
+
+ASK_S = 0.05
+"""The least that is allowed for asking Redis, which may turn out to have nothing."""
+
+LEAST_RAM_MIB = 64
+"""What comes from the disk or from Redis goes through RAM."""
+
+OPEN_S = 5.0
+"""How long the start waits until it is known what the directory holds: the first prompt shall find it."""
 
 LOOK_S = 20.0
 """Seconds between two looks at what the traffic has in common."""
@@ -75,8 +88,10 @@ def open_store(settings: TierSettings, engine: StepEngine, clock: Clock) -> Stor
             ttl=settings.redis_ttl_s,
             random=random.random,
         )
-    store = Store(engine.fingerprint, settings.ram_mib * MIB, clock, disk=disk, shared=shared)
+    ram_mib = max(settings.ram_mib, LEAST_RAM_MIB if disk or shared else 0)
+    store = Store(engine.fingerprint, ram_mib * MIB, clock, disk=disk, shared=shared)
     store.start()
+    store.opened(OPEN_S)
     return store
 
 
@@ -145,31 +160,37 @@ class Keeper:
         if self._miner is not None:
             self._miner.observe(tokens, now, generation.salt)
         hit = self._store.match(tokens, generation.salt)
-        keys = (*hit.cold, *self._store.beyond(tokens, generation.salt, hit))
+        beyond = self._store.beyond(tokens, generation.salt, hit)
+        keys = (*hit.cold, *beyond)
         if keys:
-            gain = scheduler.prefill_seconds(0, len(tokens))
-            wait = PATIENCE * max(self._store.estimate(hit), 0.05)
-            if wait < gain:
+            wait = PATIENCE * self._away_seconds(hit, len(beyond))
+            if wait < self._gain(hit, len(tokens), scheduler.residency.resident(tokens, generation.salt), bool(beyond)):
                 rid, salt = generation.rid, generation.salt
                 scheduler.submit(generation, now, self._outside(hit, tokens), hold=now + wait)
                 self._store.fetch(keys, lambda _: self._call(lambda: self._fetched(rid, tokens, salt)))
                 return
         scheduler.submit(generation, now, self._outside(hit, tokens))
 
+    def _away_seconds(self, hit: Hit, beyond: int) -> float:
+        """How long a fetch of a hit and of `beyond` blocks that Redis may have will take."""
+        seconds = self._store.estimate(hit, shared=beyond * BLOCK * self._engine.bytes_per_token)
+        return max(seconds, ASK_S) if beyond else seconds + WAKE_S
+
+    def _gain(self, hit: Hit, prompt: int, resident: int, beyond: bool) -> float:
+        """Seconds of computing that a fetch may save: not those of what is in the pool, or in RAM, anyway."""
+        have = max(resident, _near(hit))
+        reach = min(prompt if beyond else hit.length, prompt - 1)
+        return self._scheduler.prefill_seconds(have, reach - have) if reach > have else 0.0
+
     def _fetched(self, rid: int, tokens: list[int], salt: str) -> None:
         self._scheduler.fetched(rid, self._outside(self._store.match(tokens, salt), tokens))
 
     def _outside(self, hit: Hit, tokens: Sequence[int]) -> Outside | None:
         """What of a hit can be had at once."""
-        near = []
-        for part in hit.parts:
-            if not part.ram:
-                break
-            near.append(part)
-        length = min(hit.length, near[-1].block.end if near else 0, len(tokens) - 1)
+        length = min(_near(hit), len(tokens) - 1)
         if length <= 0:
             return None
-        usable = Hit(length, tuple(near)).first(length)
+        usable = Hit(length, tuple(part for part in hit.parts if part.block.start < length))
         self._store.used(usable)
         blocks = tuple(Kept(part.block.start, part.block.end, part.block.key) for part in usable.parts)
         return Outside(length, blocks, self._store.estimate(usable))
@@ -256,3 +277,9 @@ class Keeper:
             self._scheduler.submit(filler, now)
             return True
         return False
+
+
+def _near(hit: Hit) -> int:
+    """Tokens of a hit that are in RAM, from its beginning on."""
+    far = next((part.block.start for part in hit.parts if not part.ram), hit.length)
+    return min(far, hit.length)
