@@ -93,17 +93,21 @@ class Server:
                 if not work.placed:
                     work.placed = True
                     free -= 1
+                    self._learn()
                     self._backlog.book(Admitted(work.rid, 0, 0), now)
                 step.append((work, min(budget, work.left)))
                 budget -= step[-1][1]
         return step
 
+    def _learn(self) -> None:
+        begun_tokens = round(sum(work.left for work in self._live if work.placed))
+        self._backlog.learn(self._kind.error * PREFILL_S, DECODE_SHARE, begun_tokens)
+
     def report(self, step: Sequence[tuple[_Work, float]], now: float) -> None:
         """The step has been computed."""
         for work, tokens in step:
             work.left -= tokens
-        tokens_left = round(sum(work.left for work in self._live))
-        self._backlog.learn(self._kind.error * PREFILL_S, DECODE_SHARE, tokens_left)
+        self._learn()
         for work, _ in step:
             if work.left <= 0.0:
                 self._backlog.book(Delta(work.rid, 0, "x", 1), now)

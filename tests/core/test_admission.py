@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.overload import Kind, offer
-from headrace.core.admission import BLOCK, BLOCKS, EARLY, LATE, Backlog, Bounds, Overlap
+from headrace.core.admission import BLOCK, BLOCKS, EARLY, LATE, TRUST, Backlog, Bounds, Overlap
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta
 from headrace.core.request import BATCH, INTERACTIVE, Generation
@@ -166,7 +166,7 @@ def test_those_that_wait_are_not_counted_twice() -> None:
     one.add(prompt(1, 1000), 0.0)
     one.book(Admitted(1, 0, 0), 0.0)
     one.add(prompt(2, 500), 0.0)
-    one.learn(MS, 0.0, 900)
+    one.learn(MS, 0.0, 400)
     assert ahead(one, 5000) == pytest.approx(0.9)
 
 
@@ -178,8 +178,14 @@ def test_a_burst_is_counted_before_the_engine_has_heard_of_it() -> None:
 
 
 def test_work_of_which_only_the_engine_knows_goes_first() -> None:
-    one = backlog(reported=700)
-    assert ahead(one, 10) == pytest.approx(0.7)
+    one = backlog()
+    start(one, 1, 0.0)
+    one.learn(MS, 0.0, 700)
+    assert ahead(one, 10) == pytest.approx(0.7), "its reader waits for it again: it had to start again"
+
+
+def test_what_an_idle_engine_does_for_itself_is_not_waited_for() -> None:
+    assert ahead(backlog(reported=700), 10) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -189,7 +195,7 @@ def test_who_has_left_is_not_waited_for_although_the_engine_still_counts_it(begu
     one.add(prompt(2, 400), 0.0)
     if begun:
         one.book(Admitted(1, 0, 0), 0.0)
-    one.learn(MS, 0.0, 1400)
+    one.learn(MS, 0.0, 1000 * begun)
     one.remove(1, 0.0)
     assert ahead(one, 5000) == pytest.approx(0.4)
     one.remove(1, 0.0)
@@ -296,8 +302,15 @@ def arrive(one: Backlog, rid: int, took: float) -> None:
     one.remove(0, 0.0)
 
 
+def crowded(**bounds: Any) -> Backlog:
+    """Somebody always waits: the queue that the correction is learned from is not over."""
+    one = backlog(**bounds)
+    one.add(prompt(10**6, 1, priority=BATCH), 0.0)
+    return one
+
+
 def test_waits_are_corrected_by_those_before() -> None:
-    one = backlog()
+    one = crowded()
     arrive(one, 1, 3.1)
     assert one.correction == LATE
     one.add(prompt(2, 2000), -1000.0)
@@ -313,7 +326,7 @@ def test_one_in_ten_may_be_late() -> None:
 
 @pytest.mark.parametrize(("took", "bound"), [(99.0, 4.0), (0.1, 0.5)])
 def test_a_correction_has_its_bounds(took: float, bound: float) -> None:
-    one = backlog()
+    one = crowded()
     for rid in range(1, 200):
         arrive(one, rid, took)
     assert one.correction == bound
@@ -383,9 +396,9 @@ def test_the_longer_of_both_waits_counts() -> None:
     one = held(5.0, places=1)
     start(one, 1, 0.0)
     one.add(prompt(2, 30), 0.0)
-    one.learn(MS, 0.0, 30)
+    one.learn(MS, 0.0, 0)
     assert ahead(one, 9000) == pytest.approx(10.0)
-    one.learn(MS, 0.0, 20_030)
+    one.learn(MS, 0.0, 20_000)
     assert ahead(one, 9000) == pytest.approx(20.03)
 
 
@@ -461,3 +474,55 @@ def test_what_is_not_shared_is_not_counted_as_such() -> None:
     for i in range(BLOCKS):
         overlap.add(Generation(4, [5000 + i] * BLOCK, 4))
     assert overlap.of(shared_prompt(2, 20)) == 0, "only the latest are remembered"
+
+
+# Figures of before.
+
+
+def test_eight_at_once_find_an_idle_engine_whatever_was_before() -> None:
+    """A server was so busy that everybody came late. Then it has nothing to do, and eight users come with long prompts
+    of their own: they are computed in 8 s, and nobody may wait for longer than 30 s."""
+    one = crowded()
+    for rid in range(1, 200):
+        arrive(one, rid, 99.0)
+    assert one.correction > 3.9
+    one.remove(10**6, 0.0)
+    one.learn(MS, 0.0, 0)
+    one.bounds = Bounds(queue_timeout_s=20.0)
+    for rid in range(1001, 1009):
+        one.add(prompt(rid), 1.0)
+    assert one.correction == 1.0
+
+
+def test_a_reader_alone_keeps_no_queue_alive() -> None:
+    one = crowded(places=16)
+    for rid in range(1, 200):
+        arrive(one, rid, 99.0)
+    one.book(Admitted(10**6, 0, 0), 0.0)
+    one.book(Delta(10**6, 0, "x", 1), 0.0)
+    one.add(prompt(2), 0.0)
+    assert one.correction == 1.0
+
+
+def test_what_waits_for_a_shared_prefix_is_counted_here_alone() -> None:
+    """The engine knows each of them as a whole prompt until it is the turn of it."""
+    one = backlog()
+    for rid in range(1, 9):
+        one.add(shared_prompt(rid, 20), 0.0)
+    one.book(Admitted(1, 0, 0), 0.0)
+    one.learn(MS, 0.0, 521)
+    left = 1021 - 15 * BLOCK
+    assert ahead(one, 9000) == pytest.approx((521 + 7 * left) * MS)
+
+
+def test_figures_that_refuse_everybody_are_put_to_the_test() -> None:
+    """The engine's figures are ten times too high, and only a prompt that is computed can show that."""
+    one = backlog()
+    for rid in range(TRUST):
+        refusal(one, prompt(rid, deadline=0.5))
+    one.add(prompt(100, deadline=0.5), 0.0)
+    refusal(one, prompt(101, deadline=0.5))
+    one.remove(100, 1.0)
+    for rid in range(TRUST):
+        refusal(one, prompt(rid, deadline=0.5))
+    one.add(prompt(102, deadline=0.5), 0.0)

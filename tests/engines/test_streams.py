@@ -142,13 +142,13 @@ def test_who_would_be_late_is_refused_by_the_engine_s_figures() -> None:
     streams = Streams(Backlog(Bounds()), clock)
     sink = Sink()
     streams.open(Generation(1, [1] * 1000, 1, deadline=0.5), sink)
-    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=1000))
+    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5))
     with pytest.raises(Overloaded, match=r"4\.0 s.*3 s") as caught:
         streams.open(Generation(2, [2] * 1000, 1, deadline=3.0), sink)
     assert (caught.value.reason, caught.value.retry_after) == ("deadline", 1)
     assert 2 not in streams
     streams.deliver([Admitted(1, 0, 0)])
-    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, backlog_tokens=400))
+    streams.learn(EngineStats(prefill_s=0.001, decode_share=0.5, begun_tokens=400))
     streams.open(Generation(2, [2] * 1000, 1, deadline=3.0), sink)
     streams.close(1)
     streams.close(2)

@@ -12,7 +12,9 @@ Rules:
    nothing refused.
 3. Under overload the queue stands exactly where the last one is just in time, so figures that are a little too good
    make everybody late. Therefore predicted waits are corrected by what came of those before them.
-4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet.
+4. A request that would find an idle engine is refused only for a deadline that its own prompt cannot meet, and now and
+   then one is let in all the same: figures that refuse everybody would stay as they are for ever.
+5. What was learned of a queue is over with that queue.
 Pure: no clock, no I/O. One for each engine, on the server's side, where a burst is seen before the engine sees it.
 """
 
@@ -44,6 +46,9 @@ LATE, EARLY = 1.045, 0.995
 one in ten is late, as 0.1 · log LATE = −0.9 · log EARLY."""
 
 LEAST_CORRECTION, MOST_CORRECTION = 0.5, 4.0
+
+TRUST = 8
+"""Requests that an idle engine refuses in a row for what they are themselves, before one may show what is true."""
 
 MOST_DECODE = 0.95
 """Decodes never take all of a second: prefill always moves on."""
@@ -77,19 +82,16 @@ class _Prompt:
         "own",
         "priority",
         "reading",
-        "report",
         "reuses",
         "shared",
         "tokens",
         "wait",
     )
 
-    def __init__(self, generation: Generation, now: float, report: int, shared: int) -> None:
+    def __init__(self, generation: Generation, now: float, shared: int) -> None:
         self.arrived = now
         self.shared = shared
         """Tokens of it that a recent prompt began with too: it is computed once for both."""
-        self.report = report
-        """Number of the engine's last report before it: the next one counts it."""
         self.tokens = len(generation.prompt)
         self.choices = generation.n
         self.priority = generation.priority
@@ -146,8 +148,9 @@ class Backlog:
         self._prefill_s = 0.0
         self._decode_share = 0.0
         self._reported = 0.0
-        """Tokens that the engine says are to be computed."""
-        self._reports = 0
+        """Tokens that the engine says are to be computed of what it has begun with."""
+        self._refused = 0
+        """In a row, by an idle engine."""
         self._overlap = Overlap()
         self.correction = 1.0
         """What a predicted wait is multiplied by."""
@@ -171,17 +174,18 @@ class Backlog:
 
     # What becomes known.
 
-    def learn(self, prefill_s: float, decode_share: float, backlog_tokens: int) -> None:
+    def learn(self, prefill_s: float, decode_share: float, begun_tokens: int) -> None:
         """The engine's figures: s per prompt token, what decodes take of each second (0 to 1), and the prompt tokens
-        of all its sequences that it has yet to compute."""
+        that it has yet to compute of the sequences that it has begun with."""
         self._prefill_s = prefill_s
         self._decode_share = min(max(decode_share, 0.0), MOST_DECODE)
-        self._reported = float(backlog_tokens)
-        self._reports += 1
+        self._reported = float(begun_tokens)
 
     def add(self, generation: Generation, now: float) -> None:
         """Take on a generation. Raises Overloaded."""
-        prompt = _Prompt(generation, now, self._reports, self._overlap.of(generation))
+        if self._quiet():
+            self.correction = min(self.correction, 1.0)
+        prompt = _Prompt(generation, now, self._overlap.of(generation))
         if self._prefill_s > 0.0:
             size = self._size(prompt.tokens, prompt.reuses, prompt.shared)
             prompt.wait = self._wait(size, prompt.priority, now, choices=prompt.choices)
@@ -210,11 +214,11 @@ class Backlog:
         prompt = self._live.get(rid)
         if prompt is None:
             return
-        if not prompt.reading and prompt.report < self._reports:
-            # The engine's figure holds this one until its next step: newcomers shall not pay for it.
-            scale, _ = self._split()
-            self._reported = max(0.0, self._reported - self._left(prompt, scale))
         if prompt.cached is not None:
+            if not prompt.reading:
+                # The engine's figure holds this one until its next step: newcomers shall not pay for it.
+                scale, _ = self._split()
+                self._reported = max(0.0, self._reported - self._left(prompt, scale))
             self._held_s = MEMORY * self._held_s + (now - prompt.begun)
             self._holders = MEMORY * self._holders + 1.0
         del self._live[rid]
@@ -269,6 +273,11 @@ class Backlog:
             correction = self.correction * (LATE if late else EARLY)
             self.correction = min(max(correction, LEAST_CORRECTION), MOST_CORRECTION)
 
+    def _quiet(self) -> bool:
+        """Is there no queue, neither for work nor for places? At an overload of places all may read for a moment."""
+        live = self._live.values()
+        return all(p.reading for p in live) and 2 * sum(p.choices for p in live) <= self.bounds.places
+
     def _waiting(self) -> Iterator[_Prompt]:
         return (prompt for prompt in self._live.values() if prompt.cached is None)
 
@@ -277,8 +286,10 @@ class Backlog:
         queued = self._queued(prompt.choices)
         if queued is not None:
             self._check_limits(queued, prompt.tokens)
-        if self.bounds.predict and self._prefill_s > 0.0:
+        if self.bounds.predict and self._prefill_s > 0.0 and (self._live or self._refused < TRUST):
+            self._refused += not self._live
             self._check_time(prompt, deadline)
+        self._refused = 0
 
     def _queued(self, choices: int) -> list[_Prompt] | None:
         """Who waits although all places that are free now are taken; None if one more with `choices` finds a place."""
@@ -345,12 +356,13 @@ class Backlog:
         """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
         nothing is known here: replays, sequences that had to start again).
 
-        Those that wait are counted here (of the latest the engine may not have heard); the rest is the running ones'.
+        Those that wait are counted here: the engine would say how long they are, not what they share with others, and
+        of the latest it may not have heard. Where nobody has begun, its figure is none of ours: it fills its cache.
         """
-        waits = sum(self._size(p.tokens, p.reuses, p.shared) for p in self._waiting() if p.report < self._reports)
-        whole = sum(_whole(p) for p in self._live.values() if p.cached is not None and not p.reading)
-        left = max(0.0, self._reported - waits)
-        return min(1.0, left / whole) if whole else 0.0, max(0.0, left - whole)
+        begun = [p for p in self._live.values() if p.cached is not None]
+        whole = sum(_whole(p) for p in begun if not p.reading)
+        scale = min(1.0, self._reported / whole) if whole else 0.0
+        return scale, max(0.0, self._reported - whole) if begun else 0.0
 
 
 def _whole(prompt: _Prompt) -> int:

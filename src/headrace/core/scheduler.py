@@ -157,8 +157,13 @@ class Scheduler:
     @property
     def backlog(self) -> int:
         """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
-        waiting = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0)
-        return waiting + sum(s.pending for s in self.running if not s.decoding)
+        return self.begun + sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0 and not s.begun)
+
+    @property
+    def begun(self) -> int:
+        """Those of the backlog whose sequences a step has worked on, here or in the engine that this one replaces."""
+        again = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0 and s.begun)
+        return again + sum(s.pending for s in self.running if not s.decoding)
 
     # Deciding.
 

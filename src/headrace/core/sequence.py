@@ -70,6 +70,11 @@ class Sequence:
         return len(self.tokens) - len(self.generation.prompt)
 
     @property
+    def begun(self) -> bool:
+        """Has a step worked on it, be it before it was sent back, or in an engine that died since?"""
+        return self.scheduled is not None or bool(self.generation.resume)
+
+    @property
     def decoding(self) -> bool:
         """Its reader waits for the next token: the first one is out."""
         n = len(self.tokens)

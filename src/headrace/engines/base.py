@@ -163,6 +163,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backlog_tokens: int = 0
     """Prompt tokens of running and waiting sequences that are still to be computed: those cached are not, those shared
     count once."""
+    begun_tokens: int = 0
+    """Those of them whose generations have begun: the others are counted by the server."""
     drafts: int = 0
     """Tokens guessed since start."""
     drafts_right: int = 0

@@ -353,6 +353,7 @@ class Stepper:
             prefill_s=s.cost.per_token if s.cost is not None else 0.0,
             decode_share=s.decode_share,
             backlog_tokens=s.backlog,
+            begun_tokens=s.begun,
             cost_error_p50=self._error[0],
             cost_error_p95=self._error[1],
             prefixes_pinned=self._keeper.pinned if self._keeper is not None else 0,

@@ -84,7 +84,7 @@ class Streams:
 
     def learn(self, stats: EngineStats) -> None:
         """The engine's newest figures, before the events that came with them."""
-        self._backlog.learn(stats.prefill_s, stats.decode_share, stats.backlog_tokens)
+        self._backlog.learn(stats.prefill_s, stats.decode_share, stats.begun_tokens)
 
     def deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their sinks in order. Of a replayed choice's `Admitted`, only the first reaches its sink."""
