@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 
+from headrace.core.budget import Pace
 from headrace.core.events import Delta, Failed, Finished, Marks
 from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Copy, Draw, Trim
-from headrace.core.request import Sampling
+from headrace.core.request import Generation, Sampling
 from headrace.engines.base import StepAborted, StepFailed
 from headrace.testing import END, ManualClock, Script
 from rig import GREEDY, Rig
@@ -741,3 +742,19 @@ def test_it_says_what_it_has() -> None:
     rig.submit(prompt(5, 103), 9)
     rig.step()
     assert repr(rig.scheduler) == "<Scheduler [1 running, 1 waiting, 1 cached]>"
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_who_is_put_back_after_a_crash_joins_beyond_the_batch(fuse: bool) -> None:
+    """Its reader was being served; newcomers that have burnt their fuse would take all places before it."""
+    rig = Rig(endless(), Limits(max_batch=2, max_running=4, pace=Pace(fuse=0.1), fuse=fuse))
+    for rid in range(1, 6):
+        generation = Generation(rid, prompt(10, 100 + rid), 50, sampling=GREEDY, resume=((97, 98),))
+        rig.transcript.ask(generation)
+        rig.transcript.texts[rid, 0] = "ab"
+        rig.scheduler.submit(generation, 0.0)
+    rig.step()
+    assert len(rig.scheduler.running) == 2
+    rig.clock.advance(0.1)
+    rig.step()
+    assert len(rig.scheduler.running) == (4 if fuse else 2)

@@ -242,11 +242,11 @@ class Scheduler:
         return self.cost.prefill(start, count) if self.cost is not None else NOMINAL * count
 
     def _burnt(self, sequence: Sequence, now: float) -> bool:
-        """Has it waited for its first token as long as the fuse?"""
+        """Has it waited as long as the fuse for its first token, or, sent back or put back, for its next one?"""
         pace = self.limits.pace
         if not self.limits.fuse or pace is None:
             return pace is None
-        return sequence.drawn == 0 and now - sequence.arrived >= pace.fuse
+        return (sequence.drawn == 0 or sequence.slot is None) and now - sequence.arrived >= pace.fuse
 
     def _base(self, shares: list[Share]) -> Work:
         """The decodes of a step."""
