@@ -731,3 +731,22 @@ def test_the_bytes_that_redis_may_send_are_part_of_the_estimate(monkeypatch: pyt
     vault.ask(1, prompt(700))
     assert asked == [2 * 256 * 4]
     assert vault.stepper.scheduler.held_until(0.0) == pytest.approx(2 * ASK_S), "a question alone takes that long"
+
+
+def test_what_is_idle_leaves_before_cells_are_loaded() -> None:
+    """Otherwise the engine has no cells for the block when its turn comes."""
+
+    class Tight(ScriptedEngine):
+        def load(self, slot: int, start: int, end: int, payload: bytes) -> Sequence[int]:
+            held = sum(map(len, self.slots.values()))
+            return super().load(slot, start, end, payload) if held + end - start <= self.n_cells else ()
+
+    vault = Vault(Tight(SCRIPT, cells=1000, n_ctx=1000))
+    vault.ask(1, prompt(700))
+    vault.drive()
+    vault.put_away()
+    vault.ask(2, prompt(500, 7))
+    vault.drive()
+    vault.ask(3, prompt(700))
+    vault.drive()
+    assert vault.transcript.cached[3, 0] == 699

@@ -44,8 +44,7 @@ NOMINAL = 1e-3
 """Seconds a prompt token counts without a cost model: only the order depends on it."""
 
 SAMPLE = 8
-"""The cost model learns from every step with a prompt in it, and from each so-manieth of the others: there are many,
-all alike, and it costs as much as drawing a token."""
+"""The cost model learns from every step with a prompt in it, and from each so-manieth of the others: all are alike."""
 
 
 class Scheduler:
@@ -291,25 +290,26 @@ class Scheduler:
             self.waiting.insert(0, sequence)
             self.preemptions += 1
         residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
-        events: list[Event] = []
         for admission in plan.admissions:
-            self._admit(admission, now, events)
+            residency.enter(admission.sequence, admission.source, admission.shared)
+        residency.make_room(sum(admission.cells for admission in plan.admissions), 0, ())  # before they are loaded
+        events = [event for admission in plan.admissions for event in self._admit(admission, now)]
         residency.make_room(plan.tokens, 0, ())
         residency.shrink()
         return events
 
-    def _admit(self, admission: Admission, now: float, events: list[Event]) -> None:
+    def _admit(self, admission: Admission, now: float) -> list[Event]:
         sequence, length = admission.sequence, admission.length
-        self.residency.enter(sequence, admission.source, admission.shared)
         if admission.loads:
             self.residency.load(sequence, admission.loads, length)
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        if sequence.scheduled is None:
-            # A replay may find some of its answer too.
-            sequence.scheduled, sequence.cached = now, min(length, len(sequence.generation.prompt) - 1)
-            self.cached_tokens += sequence.cached
-            events.append(Admitted(sequence.generation.rid, sequence.index, sequence.cached))
+        if sequence.scheduled is not None:
+            return []
+        # A replay may find some of its answer too.
+        sequence.scheduled, sequence.cached = now, min(length, len(sequence.generation.prompt) - 1)
+        self.cached_tokens += sequence.cached
+        return [Admitted(sequence.generation.rid, sequence.index, sequence.cached)]
 
     def not_loaded(self, slot: int, length: int) -> Sequence | None:
         """A block could not be loaded: the running sequence of that slot has its first `length` tokens only."""
