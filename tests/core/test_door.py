@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from headrace.core.door import WORTH_WAITING, Door
 from headrace.core.kv import Kept, Outside
 from headrace.core.plan import Admission
-from headrace.core.request import Generation
+from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
 from headrace.kv.pool import Pool
@@ -20,9 +22,9 @@ class House:
         self.running: list[Sequence] = []
         self._rid = 0
 
-    def new(self, tokens: list[int], *, salt: str = "", cache: bool = True) -> Sequence:
+    def new(self, tokens: list[int], **fields: Any) -> Sequence:
         self._rid += 1
-        (sequence,) = sequences(Generation(self._rid, tokens, 4, cache=cache, salt=salt), 0.0, lambda token: b"")
+        (sequence,) = sequences(Generation(self._rid, tokens, 4, **fields), 0.0, lambda token: b"")
         return sequence
 
     def run(self, sequence: Sequence, computed: int) -> Sequence:
@@ -133,3 +135,14 @@ def test_the_last_token_is_always_computed() -> None:
     admission = house.door().open(sequence, burnt=False)
     assert admission is not None
     assert admission.length == 47
+
+
+def test_nobody_waits_for_a_prefix_that_somebody_less_urgent_computes() -> None:
+    """It may stand still for as long as others come."""
+    house = House()
+    house.run(house.new(prompt(200, 9), priority=BATCH), 50)
+    door = house.door()
+    assert door.open(house.new(prompt(201, 9), priority=BATCH), burnt=False) is None
+    admission = door.open(house.new(prompt(202, 9)), burnt=False)
+    assert admission is not None
+    assert admission.shared == 50, "what there is of it is used"

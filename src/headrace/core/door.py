@@ -1,9 +1,9 @@
 """Who of the waiting may start in this plan?
 
 Rules: nobody is admitted whom the cells do not hold to the end of the prompt; a prompt whose prefix is being computed
-for another is left waiting, the next plans will find it cached; what is kept outside the pool is loaded if that is
-predicted faster than computing it; once somebody finds no room, nobody behind gets in, or
-large ones would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
+for another that is as urgent is left waiting, the next plans will find it cached; what is kept outside the pool is
+loaded if that is predicted faster than computing it; once somebody finds no room, nobody behind gets in, or large ones
+would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
 paused, because its reader is slow, takes no place.
 """
 
@@ -104,6 +104,8 @@ class Door:
         for other in self._prefilling:
             if not other.generation.cache or other.generation.salt != sequence.generation.salt:
                 continue
+            if other.generation.priority > sequence.generation.priority:
+                continue  # that one lets all others pass, and who waited for it would too
             if window != other.tokens[have : have + WORTH_WAITING]:
                 continue  # decides nearly all pairs without comparing whole prompts
             reach = min(common_prefix(sequence.tokens, other.tokens), most)
