@@ -750,3 +750,29 @@ def test_what_is_idle_leaves_before_cells_are_loaded() -> None:
     vault.ask(3, prompt(700))
     vault.drive()
     assert vault.transcript.cached[3, 0] == 699
+
+
+def test_who_waits_for_the_disk_has_the_place_of_what_will_be_left_of_it(tmp_path: Path) -> None:
+    keep_on_disk(tmp_path, prompt(700))
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(tmp_path))
+    vault.ask(1, prompt(700))
+    (waiting,) = vault.stepper.scheduler.waiting
+    assert waiting.known == 699
+    assert waiting.due < 0.01
+    fetched(vault)
+    vault.drive()
+    assert vault.transcript.cached[1, 0] == 699
+    vault.keeper.close(0.0)
+
+
+def test_a_fetch_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_on_disk(tmp_path, prompt(700))
+    vault = Vault(ScriptedEngine(SCRIPT), on_disk(tmp_path))
+    monkeypatch.setattr(vault.keeper._store, "fetch", lambda *_: None)
+    vault.ask(1, prompt(700))
+    vault.clock.advance(1.0)
+    while plan := vault.stepper.scheduler.plan(vault.clock()):
+        vault.stepper.step(plan)
+    assert vault.transcript.text(1) == "abc"
+    assert vault.transcript.cached[1, 0] == 0
+    vault.keeper.close(0.0)

@@ -166,7 +166,8 @@ class Keeper:
             wait = PATIENCE * self._away_seconds(hit, len(beyond))
             if wait < self._gain(hit, len(tokens), scheduler.residency.resident(tokens, generation.salt), bool(beyond)):
                 rid, salt = generation.rid, generation.salt
-                scheduler.submit(generation, now, self._outside(hit, tokens), hold=now + wait)
+                # As if it were there already: its place in the order is that of the little that will be left of it.
+                scheduler.submit(generation, now, self._outside(hit, tokens, far=True), hold=now + wait)
                 self._store.fetch(keys, lambda _: self._call(lambda: self._fetched(rid, tokens, salt)))
                 return
         scheduler.submit(generation, now, self._outside(hit, tokens))
@@ -185,9 +186,9 @@ class Keeper:
     def _fetched(self, rid: int, tokens: list[int], salt: str) -> None:
         self._scheduler.fetched(rid, self._outside(self._store.match(tokens, salt), tokens))
 
-    def _outside(self, hit: Hit, tokens: Sequence[int]) -> Outside | None:
-        """What of a hit can be had at once."""
-        length = min(_near(hit), len(tokens) - 1)
+    def _outside(self, hit: Hit, tokens: Sequence[int], *, far: bool = False) -> Outside | None:
+        """What of a hit can be had at once or, if `far`, after a fetch; a block that is late is computed."""
+        length = min(hit.length if far else _near(hit), len(tokens) - 1)
         if length <= 0:
             return None
         usable = Hit(length, tuple(part for part in hit.parts if part.block.start < length))
