@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -758,3 +758,33 @@ def test_who_is_put_back_after_a_crash_joins_beyond_the_batch(fuse: bool) -> Non
     rig.clock.advance(0.1)
     rig.step()
     assert len(rig.scheduler.running) == (4 if fuse else 2)
+
+
+def timed(clock: ManualClock) -> Callable[[float], bool]:
+    """A step takes as long as the engine says."""
+
+    def wait(seconds: float) -> bool:
+        clock.advance(seconds)
+        return False
+
+    return wait
+
+
+def test_the_share_of_decodes_is_that_of_the_readers_of_now() -> None:
+    clock = ManualClock()
+    limits = Limits(max_batch=16, pace=Pace())
+    rig = Rig(endless(), limits, clock=clock, wait=timed(clock), step_s=0.02, prefill_s=0.05)
+    readers = [rig.submit(prompt(10, 100 + i), 400) for i in range(8)]
+    for _ in range(4):
+        rig.step()
+    rig.submit(prompt(2000, 99), 1)
+    for _ in range(8):
+        rig.step()
+    share = rig.scheduler.decode_share
+    assert share > 0.0
+    for rid in readers[2:]:
+        rig.cancel(rid)
+    assert rig.scheduler.decode_share == pytest.approx(share / 4)
+    for rid in readers[:2]:
+        rig.cancel(rid)
+    assert rig.scheduler.decode_share == 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.core.budget import Pace
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Marks
 from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
@@ -776,3 +777,21 @@ def test_a_fetch_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypat
     assert vault.transcript.text(1) == "abc"
     assert vault.transcript.cached[1, 0] == 0
     vault.keeper.close(0.0)
+
+
+def test_guesses_take_nothing_from_prompts() -> None:
+    """A reader alone has all of the engine, guesses and all; a newcomer is not to think that it always will."""
+    clock = ManualClock()
+
+    def wait(seconds: float) -> bool:
+        clock.advance(seconds)
+        return False
+
+    engine = ScriptedEngine([[bytes([c])] for c in b"over and " * 40], step_s=0.01, wait=wait, clock=clock)
+    stepper = Stepper(engine, Limits(pace=Pace(), speculation=True), clock, lambda *_: None)
+    stepper.scheduler.submit(Generation(1, prompt(20), 300, sampling=GREEDY), 0.0)
+    while stepper.stats().drafts <= 20:
+        plan = stepper.scheduler.plan(clock())
+        assert plan is not None
+        stepper.step(plan)
+    assert stepper.stats().decode_share == 0.0

@@ -132,6 +132,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     def tokens(self) -> int:
         return sum(share.count for share in self.shares)
 
+    @property
+    def prompts(self) -> bool:
+        """Is there a part of a prompt in it? Guesses cost the same, but nobody waits for them."""
+        return self.work is not None and self.work.prefill > sum(len(share.guesses) for share in self.shares)
+
     def by_generation(self) -> dict[int, int]:
         """rid → tokens of the step that are computed for it."""
         found: dict[int, int] = {}

@@ -80,7 +80,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
-        self._decode_share = 0.0
+        self._decode_share = 0.0  # of one reader
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.preemptions = 0
@@ -150,8 +150,8 @@ class Scheduler:
 
     @property
     def decode_share(self) -> float:
-        """Of the seconds of late steps with a prompt in them: what went to decodes, 0 to 1."""
-        return self._decode_share if any(s.drawn for s in self.running) else 0.0
+        """Of the seconds of steps with a prompt in them: what goes to the readers of now by late ones, 0 to 1."""
+        return min(1.0, self._decode_share * sum(s.drawn > 0 for s in self.running))
 
     @property
     def backlog(self) -> int:
@@ -342,9 +342,9 @@ class Scheduler:
         self._steps += 1
         if plan.work is not None and self.cost is not None and result.computed_at > restored:
             seconds, work = result.computed_at - restored, plan.work
-            if work.prefill:
-                decodes = self.cost.predict(Work(0, work.decode, 0, work.width)) if work.decode else 0.0
-                self._decode_share += (min(1.0, decodes / seconds) - self._decode_share) / SAMPLE
+            if work.decode and plan.prompts:
+                part = min(1.0, self.cost.predict(Work(0, work.decode, 0, work.width)) / seconds) / work.decode
+                self._decode_share += (part - self._decode_share) / SAMPLE
             self.cost.observe(work, seconds)
         for share, drawn in zip(plan.shares, result.drawn, strict=True):
             sequence = share.sequence

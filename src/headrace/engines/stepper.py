@@ -282,7 +282,7 @@ class Stepper:
         finally:
             self._in_step = {}
         self._deliver(events, self.stats())
-        if self._keeper is not None and (plan.work is None or not plan.work.prefill):
+        if self._keeper is not None and not plan.prompts:
             self._keeper.save(busy=True)
 
     def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
