@@ -116,6 +116,7 @@ def make_limits(config: Config) -> Limits:
         prefix_cache=e.prefix_cache,
         await_prefix=o.await_prefix,
         least_slack=o.least_slack,
+        ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
         fuse=o.ttft_fuse,
         speculation=o.speculation,
         pace=make_pace(config) if o.adaptive_chunks else None,

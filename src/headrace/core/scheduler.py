@@ -107,7 +107,7 @@ class Scheduler:
             known = max(known, min(outside.length, len(come[0].tokens) - 1))
         due = now + PATIENCE * (generation.priority == BATCH)
         if not generation.resume:  # the reader of a replay has waited since the engine died
-            fair = STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known)
+            fair = max(self.limits.ttft, STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known))
             due += fair if generation.deadline is None else generation.deadline
         for sequence in come:
             sequence.known, sequence.due, sequence.outside, sequence.hold = known, due, outside, hold
