@@ -266,7 +266,8 @@ class Scheduler:
                 break
             finishing += 1
         seconds = pace.seconds(reading, burnt, finishing)
-        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most))
+        whole = seconds > max(pace.itl_hard, pace.guard)
+        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=whole)
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""
