@@ -116,6 +116,7 @@ def make_limits(config: Config) -> Limits:
         prefix_cache=e.prefix_cache,
         await_prefix=o.await_prefix,
         least_slack=o.least_slack,
+        ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
         fuse=o.ttft_fuse,
         speculation=o.speculation,
         pace=make_pace(config) if o.adaptive_chunks else None,
@@ -145,7 +146,7 @@ def make_tiers(config: Config) -> TierSettings | None:
 PROFILES = {
     "voice": (0.3, 0.06, 0.1, 0.2),
     "chat-strict": (0.5, 0.04, 0.1, 0.25),
-    "chat": (1.0, 0.1, 0.145, 0.5),
+    "chat": (1.0, 0.1, 0.145, 0.58),
     "reading": (2.0, 0.155, 0.3, 1.0),
 }
 

@@ -27,7 +27,8 @@ def room(seconds: float, *, decodes: int = 0, tokens: int = 512, width: int = 0)
         (3, 0, 1, PACE.itl),
         (3, 0, 2, PACE.stall),
         (16, 2, 2, PACE.itl_hard),
-        (12, 0, 5, PACE.stall),
+        (12, 0, 7, PACE.stall),
+        (12, 0, 6, PACE.itl),
     ],
 )
 def test_the_length_of_a_step(reading: int, burnt: int, finishing: int, seconds: float) -> None:
@@ -87,6 +88,15 @@ def test_the_second_prompt_may_get_nothing() -> None:
     one = room(0.06, decodes=8)
     assert one.give(0, 8) == 8
     assert one.give(2000, 50) == 0
+
+
+def test_in_a_crowd_only_whole_prompts_follow_the_first() -> None:
+    one = Room(TRUE, Work(0, 2, 0, 0), seconds=0.3, tokens=512, whole=True)
+    assert one.give(0, 60) == 60
+    assert one.give(0, 90) == 0
+    assert one.give(0, 30) == 30
+    alone = Room(TRUE, Work(0, 2, 0, 0), seconds=0.3, tokens=512, whole=True)
+    assert 0 < alone.give(0, 500) < 500
 
 
 def test_tokens_are_bounded_too() -> None:

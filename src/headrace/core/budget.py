@@ -21,7 +21,7 @@ from headrace.core.costmodel import TILE, CostModel, Work, positions
 LEAST = 8
 """Prompt tokens that a step computes at least, however deep in the prompt they are."""
 
-CROWD = 3
+CROWD = 2
 """How much a newcomer's wait for the first token weighs against one more gap of somebody who reads already."""
 
 BUCKETS: tuple[int, ...] = (
@@ -56,8 +56,15 @@ class Pace:
 class Room:
     """What is left of one step while its shares are given out."""
 
-    def __init__(self, model: CostModel | None, base: Work, *, seconds: float, tokens: int) -> None:
-        """`base`: what the step computes anyway; `seconds` for all of it; `tokens`: prompt tokens at most."""
+    def __init__(
+        self, model: CostModel | None, base: Work, *, seconds: float, tokens: int, whole: bool = False
+    ) -> None:
+        """`base`: what the step computes anyway; `seconds` for all of it; `tokens`: prompt tokens at most.
+
+        `whole`: after the first prompt only such as fit whole: a part of one lengthens the gap of all others and brings
+        nobody a token.
+        """
+        self._whole = whole
         self._model = model
         self._base = base
         self._seconds = seconds
@@ -73,7 +80,10 @@ class Room:
     def give(self, start: int, pending: int) -> int:
         """Tokens for a prompt that has computed `start` and lacks `pending`: 0 to `pending`. What is given is taken."""
         count = self._most(start, pending)
-        self._left = self._left - count if count == pending else 0
+        if count == pending:
+            self._left -= count
+        elif count or not self._whole:
+            self._left = 0
         self._taken += count
         self._positions += positions(start, count)
         return count
@@ -83,6 +93,8 @@ class Room:
         model = self._model
         if model is None or most <= 0 or self._fits(model, start, most):
             return max(0, most)
+        if self._whole and self._taken:
+            return 0
         rows = self._base.decode + self._taken
         low, high = bisect_right(BUCKETS, rows), bisect_right(BUCKETS, rows + most)
         for i in range(high - 1, low - 1, -1):

@@ -29,6 +29,8 @@ class Limits:
     await_prefix: bool = True
     least_slack: bool = False
     """Off: first come, first served."""
+    ttft: float = 0.0
+    """Seconds to the first token that a prompt has at least, before it is due."""
     fuse: bool = True
     speculation: bool = False
     pace: Pace | None = None

@@ -106,7 +106,7 @@ class Scheduler:
             known = max(known, min(outside.length, len(come[0].tokens) - 1))
         due = now + PATIENCE * (generation.priority == BATCH)
         if not generation.resume:  # the reader of a replay has waited since the engine died
-            fair = STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known)
+            fair = max(self.limits.ttft, STRETCH * self.prefill_seconds(known, len(come[0].tokens) - known))
             due += fair if generation.deadline is None else generation.deadline
         for sequence in come:
             sequence.known, sequence.due, sequence.outside, sequence.hold = known, due, outside, hold
@@ -270,7 +270,8 @@ class Scheduler:
                 break
             finishing += 1
         seconds = pace.seconds(reading, burnt, finishing)
-        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most))
+        whole = seconds > max(pace.itl_hard, pace.guard)
+        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=whole)
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""

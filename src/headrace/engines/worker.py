@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -63,12 +64,13 @@ def make_stepper(blueprint: Blueprint, engine: StepEngine, deliver: Deliver) -> 
     if blueprint.calibration and limits.pace is not None:
         file = calibration_file(Path(blueprint.calibration), engine.fingerprint, threads)
     cost = None if file is None else load_calibration(file)
+    learned = None if file is None else partial(save_calibration, file)
     draft = getattr(engine, "draft", None)
-    stepper = Stepper(engine, limits, time.monotonic, deliver, cost, None if draft is None else draft.of)
+    stepper = Stepper(engine, limits, time.monotonic, deliver, cost, None if draft is None else draft.of, learned)
     if cost is None:
-        learned = stepper.calibrate()
-        if file is not None and learned is not None:
-            save_calibration(file, learned)
+        first = stepper.calibrate()
+        if learned is not None and first is not None:
+            learned(first)
     if blueprint.tiers is not None:
         stepper.keep(blueprint.tiers)
     return stepper
