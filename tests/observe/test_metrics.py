@@ -114,11 +114,11 @@ def test_engines_are_read_at_the_scrape() -> None:
 
 def test_the_health_of_the_kv_pool() -> None:
     health = {"cells_shared": 7, "cells_width": 90, "fragmentation": 0.25}
-    values = samples(metrics(m=Engine(**health, slots_running=3, slots_cached=2, slots_pinned=1, slots_free=10)))
+    values = samples(metrics(m=Engine(**health, slots_running=3, slots_cached=2, slots_free=10)))
     for name, value in health.items():
         assert values[f"headrace_kv_{name}", "m"] == value
-    kinds = ("running", "cached", "pinned", "free")
-    assert [values[f"headrace_kv_slots_{kind}", "m"] for kind in kinds] == [3, 2, 1, 10]
+    kinds = ("running", "cached", "free")
+    assert [values[f"headrace_kv_slots_{kind}", "m"] for kind in kinds] == [3, 2, 10]
 
 
 def test_lag_and_open_streams() -> None:

@@ -283,20 +283,19 @@ class Scheduler:
         """Carry out the plan's admissions and preemptions in the books, and make room for its tokens."""
         if not plan.admissions and not plan.preempted and plan.tokens <= self._pool.free:
             return []
-        residency = self.residency
         for sequence in plan.preempted:
-            residency.release(sequence)
+            self.residency.release(sequence)
             sequence.computed = 0
             self.running.remove(sequence)
             self.waiting.insert(0, sequence)
             self.preemptions += 1
-        residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
+        self.residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
         for admission in plan.admissions:
-            residency.enter(admission.sequence, admission.source, admission.shared)
-        residency.make_room(sum(admission.cells for admission in plan.admissions), 0, ())  # before they are loaded
+            self.residency.enter(admission.sequence, admission.source, admission.shared)
+        self.residency.make_room(sum(admission.cells for admission in plan.admissions), 0, ())  # before they are loaded
         events = [event for admission in plan.admissions for event in self._admit(admission, now)]
-        residency.make_room(plan.tokens, 0, ())
-        residency.shrink()
+        self.residency.make_room(plan.tokens, 0, ())
+        self.residency.shrink()
         return events
 
     def _admit(self, admission: Admission, now: float) -> list[Event]:
