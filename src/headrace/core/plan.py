@@ -137,6 +137,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         """Is there a part of a prompt in it? Guesses cost the same, but nobody waits for them."""
         return self.work is not None and self.work.prefill > sum(len(share.guesses) for share in self.shares)
 
+    @property
+    def reading(self) -> bool:
+        """Does somebody wait for the next token of an answer in it?"""
+        return self.work is None or self.work.decode > 0
+
     def by_generation(self) -> dict[int, int]:
         """rid → tokens of the step that are computed for it."""
         found: dict[int, int] = {}

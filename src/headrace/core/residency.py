@@ -43,6 +43,8 @@ class Residency:
         """Slots of finished sequences, least recently used first."""
         self.saved: set[int] = set()
         """Those of them whose KV is kept outside as well: they go first, and early."""
+        self._passed: set[int] = set()
+        """Those that are not worth keeping outside, or could not be."""
         self._ops: list[KvOp] = []
 
     def __repr__(self) -> str:
@@ -174,14 +176,18 @@ class Residency:
                 return
             self.drop(slot)
 
+    def pass_over(self, slot: int) -> None:
+        """An idle slot's KV will not be kept outside."""
+        self._passed.add(slot)
+
     def unsaved(self, least: int) -> tuple[int, list[int], str] | None:
         """(slot, tokens, salt) of the idle slot that will go next of those with `least` tokens and nothing outside."""
         for slot in self.idle:
-            if slot not in self.saved:
+            if slot not in self.saved and slot not in self._passed:
                 tokens = self._index(slot).tokens(slot)
                 if len(tokens) >= least:
                     return slot, tokens, self._salts[slot]
-                self.saved.add(slot)  # too short to be worth it: as good as saved
+                self._passed.add(slot)
         return None
 
     def drop(self, slot: int) -> None:
@@ -206,5 +212,6 @@ class Residency:
         if salt and salt not in self._salts.values():
             del self._indexes[salt]  # tenants come and go
         self.saved.discard(slot)
+        self._passed.discard(slot)
         self.pool.release(slot)
         self._ops.append(Trim(slot, 0))

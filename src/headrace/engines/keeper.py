@@ -226,7 +226,9 @@ class Keeper:
                 kept = self._store.put(block, self._engine.save(slot, block.start, block.end))
             except StepFailed:
                 kept = False
-            if not kept or len(missing) == 1:
+            if not kept:
+                residency.pass_over(slot)
+            elif len(missing) == 1:
                 residency.saved.add(slot)
             self._owed = self._clock() + (self._clock() - began) * (1.0 / SHARE - 1.0)
             return True

@@ -306,7 +306,8 @@ class Stepper:
         finally:
             self._in_step = {}
         self._deliver(events, self.stats())
-        if self._keeper is not None and not plan.prompts:
+        # Beside a prompt that somebody waits for, no reader's gap may become longer by a copy.
+        if self._keeper is not None and not (plan.prompts and plan.reading):
             self._keeper.save(busy=True)
 
     def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
