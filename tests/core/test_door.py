@@ -118,6 +118,20 @@ def test_cells_are_shared_up_to_the_block_that_brings_more() -> None:
     assert admission == Admission(sequence, running.slot, 16, 40, kept(16, 32, 48)[1:])
 
 
+def test_what_is_loaded_for_one_is_not_loaded_again_for_the_next() -> None:
+    """One step later it shares the cells."""
+    house = House()
+    one, two, other = house.new(prompt(50, 100)), house.new(prompt(50, 100)), house.new(prompt(50, 101))
+    one.outside = two.outside = Outside(40, kept(16, 32, 48), seconds=0.01)
+    other.outside = Outside(40, (Kept(0, 40, b"other"),), seconds=0.01)
+    door = house.door()
+    assert door.open(one, burnt=False) is not None
+    assert door.open(two, burnt=False) is None
+    assert door.open(other, burnt=False) is not None
+    alone = house.door(await_prefix=False)
+    assert all(alone.open(s, burnt=False) is not None for s in (one, two))
+
+
 def test_nothing_is_loaded_that_the_cells_hold() -> None:
     house = House()
     running = house.run(house.new(prompt(45, 100)), 45)

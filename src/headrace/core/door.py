@@ -1,10 +1,10 @@
 """Who of the waiting may start in this plan?
 
 Rules: nobody is admitted whom the cells do not hold to the end of the prompt; a prompt whose prefix is being computed
-for another is left waiting, the next plans will find it cached; what is kept outside the pool is loaded if that is
-predicted faster than computing it; once somebody finds no room, nobody behind gets in, or
-large ones would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
-paused, because its reader is slow, takes no place.
+or loaded for another is left waiting, the next plans will find it cached; what is kept outside the pool is loaded if
+that is predicted faster than computing it; once somebody finds no room, nobody behind gets in, or large ones would
+starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is paused, because its
+reader is slow, takes no place.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Door:
         self._promised = residency.pool.held + sum(s.pending for s in running)
         self._counted: dict[int | None, int] = {s.slot: s.computed for s in running}
         """Slot → how many of its cells are in `_promised`."""
+        self._loading: set[bytes] = set()
         self._slots = residency.pool.slots_free + len(residency.idle)
         self._shut = False
 
@@ -59,6 +60,8 @@ class Door:
         if self._await_prefix and self._is_coming(sequence, length):
             return None
         if loads:
+            if self._await_prefix and any(block.key in self._loading for block in loads):
+                return None  # the next plan finds it in the cells
             shared = loads[0].start
             source = source if shared else None
         # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
@@ -78,6 +81,7 @@ class Door:
         self._promised += need
         self._counted[source] = max(shared, self._counted.get(source, 0))
         self._prefilling.append(sequence)
+        self._loading.update(block.key for block in loads)
         admissions.append(Admission(sequence, source, shared, length, loads))
         return admissions[-1]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 
 from headrace.core.kv import CellPool, Kept, PrefixIndex
 from headrace.core.plan import Copy, KvOp, Load, Trim
+from headrace.core.request import Generation
 from headrace.core.sequence import Sequence
 
 
@@ -59,13 +60,15 @@ class Residency:
 
     def match(self, sequence: Sequence) -> tuple[int, int | None]:
         """(length, slot) of the prefix that need not be computed; the last token always is, for its logits."""
-        if not self.reuses(sequence):
+        return self.find(sequence.generation, sequence.tokens)
+
+    def find(self, generation: Generation, tokens: list[int]) -> tuple[int, int | None]:
+        """The same, of `tokens` that belong to a generation."""
+        index = self._indexes.get(generation.salt)
+        if index is None or not (self._prefix_cache and generation.cache):
             return 0, None
-        index = self._indexes.get(sequence.generation.salt)
-        if index is None:
-            return 0, None
-        length, slot = index.match(sequence.tokens)
-        length = min(length, len(sequence.tokens) - 1)
+        length, slot = index.match(tokens)
+        length = min(length, len(tokens) - 1)
         return length, slot if length else None
 
     # Running.
@@ -91,14 +94,15 @@ class Residency:
         if sequence.generation.cache:
             self._index(slot).extend(slot, sequence.tokens[start : sequence.computed])
 
-    def cut(self, sequence: Sequence, length: int) -> None:
-        """Forget what was computed of it from `length` on: guesses that were wrong."""
+    def cut(self, sequence: Sequence, length: int, *, told: bool = False) -> None:
+        """Forget what was computed of it from `length` on. `told`: the engine has no more of it, nothing is to do."""
         slot = sequence.slot
         assert slot is not None
         sequence.computed = length
         self.pool.truncate(slot, length)
         self._index(slot).truncate(slot, length)
-        self._ops.append(Trim(slot, length))
+        if not told:
+            self._ops.append(Trim(slot, length))
 
     def load(self, sequence: Sequence, blocks: tuple[Kept, ...], length: int) -> None:
         """Fill it up to `length` from blocks that follow on what it has; the last one may go beyond."""

@@ -119,9 +119,9 @@ class Scheduler:
             if sequence.generation.rid == rid:
                 sequence.outside, sequence.hold = outside, 0.0
 
-    def held_until(self) -> float | None:
-        """When the first of those that wait for a fetch gives up."""
-        return min((s.hold for s in self.waiting if s.hold), default=None)
+    def held_until(self, now: float) -> float | None:
+        """When the next of those that wait for a fetch gives up. `now`: when a plan found nothing to do without it."""
+        return min((s.hold for s in self.waiting if s.hold > now), default=None)
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""
@@ -289,6 +289,10 @@ class Scheduler:
         events: list[Event] = []
         for admission in plan.admissions:
             self._admit(admission, now, events)
+        loads = [a for a in plan.admissions if a.loads]  # after all copies: their sources may have to go
+        residency.make_room(sum(b.end - b.start for a in loads for b in a.loads), 0, ())
+        for a in loads:
+            residency.load(a.sequence, a.loads, a.length)
         residency.make_room(plan.tokens, 0, ())
         residency.shrink()
         return events
@@ -296,8 +300,6 @@ class Scheduler:
     def _admit(self, admission: Admission, now: float, events: list[Event]) -> None:
         sequence, length = admission.sequence, admission.length
         self.residency.enter(sequence, admission.source, admission.shared)
-        if admission.loads:
-            self.residency.load(sequence, admission.loads, length)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.scheduled is None:
@@ -311,9 +313,11 @@ class Scheduler:
         sequence = next((s for s in self.running if s.slot == slot), None)
         if sequence is None or sequence.computed <= length:
             return None
-        self.cached_tokens -= sequence.cached - min(sequence.cached, length)
-        sequence.cached, sequence.outside = min(sequence.cached, length), None
-        self.residency.cut(sequence, length)
+        sequence.outside = None
+        if sequence.restored is None:  # it has just been admitted, not again after it was sent back
+            self.cached_tokens -= max(0, sequence.cached - length)
+            sequence.cached = min(sequence.cached, length)
+        self.residency.cut(sequence, length, told=True)
         return sequence
 
     def chunks(self, plan: Plan) -> list[Chunk]:

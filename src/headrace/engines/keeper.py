@@ -145,16 +145,20 @@ class Keeper:
         if self._miner is not None:
             self._miner.observe(tokens, now, generation.salt)
         hit = self._store.match(tokens, generation.salt)
+        near = self._outside(hit, tokens)
         keys = (*hit.cold, *self._store.beyond(tokens, generation.salt, hit))
         if keys:
-            gain = scheduler.prefill_seconds(0, len(tokens))
+            have, _ = scheduler.residency.find(generation, tokens)
+            have = max(have, 0 if near is None else near.length)
+            reach = hit.length if len(keys) == len(hit.cold) else len(tokens)
+            gain = scheduler.prefill_seconds(have, max(0, reach - have))  # less: the cells or RAM have the rest
             wait = PATIENCE * max(self._store.estimate(hit), 0.05)
             if wait < gain:
                 rid, salt = generation.rid, generation.salt
-                scheduler.submit(generation, now, self._outside(hit, tokens), hold=now + wait)
+                scheduler.submit(generation, now, near, hold=now + wait)
                 self._store.fetch(keys, lambda _: self._call(lambda: self._fetched(rid, tokens, salt)))
                 return
-        scheduler.submit(generation, now, self._outside(hit, tokens))
+        scheduler.submit(generation, now, near)
 
     def _fetched(self, rid: int, tokens: list[int], salt: str) -> None:
         self._scheduler.fetched(rid, self._outside(self._store.match(tokens, salt), tokens))
@@ -216,6 +220,7 @@ class Keeper:
     def pin(self, pins: Sequence[Pin]) -> None:
         """Keep these prefixes, for everybody: those that nobody has computed are computed when there is time."""
         self._given = {pin.tokens for pin in pins}
+        self._tries.clear()
         self._want()
 
     def mine(self, now: float) -> None:
@@ -230,7 +235,8 @@ class Keeper:
         wanted = self._given | self._mined
         for tokens in [tokens for tokens in self._pins if tokens not in wanted]:
             self._store.unpin(self._pins.pop(tokens))
-        self._tries = {tokens: 0 for tokens in wanted if tokens not in self._pins and not self._hold(tokens)}
+        missing = [tokens for tokens in wanted if tokens not in self._pins and not self._hold(tokens)]
+        self._tries = {tokens: self._tries.get(tokens, 0) for tokens in missing}
 
     def _hold(self, tokens: tuple[int, ...]) -> bool:
         """Pin what is kept of a prefix, if that is all of it; what is far away is fetched."""
@@ -246,8 +252,10 @@ class Keeper:
     def fill(self, now: float) -> bool:
         """With nothing else to do, after `save`: have the next missing prefix computed. False if there is none."""
         for tokens, tries in list(self._tries.items()):
-            if self._hold(tokens) or tries >= TRIES:
+            if self._hold(tokens):
                 del self._tries[tokens]
+                continue
+            if tries >= TRIES:
                 continue
             self._tries[tokens] += 1
             self._filled -= 1

@@ -155,9 +155,10 @@ class Stepper:
         """Work until `close`, then close the engine. The calling thread is the engine thread."""
         try:
             while self._open:
-                plan = self.scheduler.plan(self._clock())
+                now = self._clock()
+                plan = self.scheduler.plan(now)
                 if plan is None:
-                    self._rest()
+                    self._rest(now)
                 else:
                     self.step(plan)
                     self._drain(block=False)
@@ -167,8 +168,8 @@ class Stepper:
             self._engine.close()
             self._over.set()
 
-    def _rest(self) -> None:
-        """There is nothing to compute: look after what is kept, then sleep until a command comes."""
+    def _rest(self, planned: float) -> None:
+        """There is nothing to compute as of `planned`: look after what is kept, then sleep until a command comes."""
         self._carry_out()  # a cancel can free a slot although no step follows
         keeper = self._keeper
         if keeper is not None and self._inbox.empty():
@@ -181,7 +182,7 @@ class Stepper:
             self._carry_out()
         self._look_up()
         self._deliver([], self.stats())
-        until = self.scheduler.held_until()
+        until = self.scheduler.held_until(planned)
         self._drain(block=True, timeout=None if until is None else max(0.0, until - self._clock()))
 
     def calibrate(self) -> CostModel | None:
