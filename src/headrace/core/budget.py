@@ -14,7 +14,9 @@ engine meets shapes it has met before. Without a cost model a step is a fixed nu
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from headrace.core.costmodel import TILE, CostModel, Work, positions
 
@@ -53,6 +55,11 @@ class Pace:
         return self.itl_hard if burnt else self.itl
 
 
+def finishing(newcomers: Iterable[float], seconds: float) -> int:
+    """How many prompts that take so long, in their order, could be finished in `seconds`."""
+    return sum(end <= seconds for end in accumulate(newcomers))
+
+
 class Room:
     """What is left of one step while its shares are given out."""
 
@@ -81,7 +88,7 @@ class Room:
     def _most(self, start: int, pending: int) -> int:
         most = min(pending, self._left)
         model = self._model
-        if model is None or most <= 0 or self._fits(model, start, most):
+        if model is None or most <= 0 or (most == pending and self._fits(model, start, most)):
             return max(0, most)
         rows = self._base.decode + self._taken
         low, high = bisect_right(BUCKETS, rows), bisect_right(BUCKETS, rows + most)

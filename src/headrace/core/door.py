@@ -35,6 +35,8 @@ class Door:
     ) -> None:
         """`running`: all that hold a slot. `prefill(start, count)`: seconds to compute that part of a prompt."""
         self.admissions: list[Admission] = []
+        self.awaited: Sequence | None = None
+        """Whose prefix the last one that was not let in waits for."""
         self._residency = residency
         self._running = len(running)
         self._batch = sum(not s.paused for s in running)
@@ -51,13 +53,15 @@ class Door:
 
     def open(self, sequence: Sequence, *, burnt: bool) -> Admission | None:
         """Let a sequence in, or not."""
+        self.awaited = None
         pool, idle, admissions = self._residency.pool, self._residency.idle, self.admissions
         batch = self._batch + len(admissions)
         if self._shut or batch >= (self._max_running if burnt else self._max_batch):
             return None
         shared, source = self._residency.match(sequence)
         length, loads = self._from_outside(sequence, shared)
-        if self._await_prefix and self._is_coming(sequence, length):
+        self.awaited = self._whose(sequence, length) if self._await_prefix else None
+        if self.awaited is not None:
             return None
         if loads:
             if self._await_prefix and any(block.key in self._loading for block in loads):
@@ -99,10 +103,10 @@ class Door:
             return shared, ()
         return length, loads
 
-    def _is_coming(self, sequence: Sequence, have: int) -> bool:
-        """Is a longer prefix of this prompt being computed for somebody else right now?"""
+    def _whose(self, sequence: Sequence, have: int) -> Sequence | None:
+        """For whom is a longer prefix of this prompt being computed right now?"""
         if not self._residency.reuses(sequence):
-            return False
+            return None
         most = len(sequence.tokens) - 1
         window = sequence.tokens[have : have + WORTH_WAITING]
         for other in self._prefilling:
@@ -112,5 +116,5 @@ class Door:
                 continue  # decides nearly all pairs without comparing whole prompts
             reach = min(common_prefix(sequence.tokens, other.tokens), most)
             if reach > other.computed and reach - have >= WORTH_WAITING:
-                return True
-        return False
+                return other
+        return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from headrace.core.kv import CellPool, Kept, PrefixIndex
-from headrace.core.plan import Copy, KvOp, Load, Trim
+from headrace.core.plan import Admission, Copy, KvOp, Load, Trim
 from headrace.core.request import Generation
 from headrace.core.sequence import Sequence
 
@@ -103,6 +103,13 @@ class Residency:
         self._index(slot).truncate(slot, length)
         if not told:
             self._ops.append(Trim(slot, length))
+
+    def restore(self, admissions: Collection[Admission]) -> None:
+        """Load what those who have just entered have outside, and make room for it."""
+        loading = [admission for admission in admissions if admission.loads]
+        self.make_room(sum(block.end - block.start for one in loading for block in one.loads), 0, ())
+        for one in loading:
+            self.load(one.sequence, one.loads, one.length)
 
     def load(self, sequence: Sequence, blocks: tuple[Kept, ...], length: int) -> None:
         """Fill it up to `length` from blocks that follow on what it has; the last one may go beyond."""
