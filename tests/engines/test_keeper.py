@@ -12,15 +12,16 @@ from queue import SimpleQueue
 import pytest
 
 from headrace.core.budget import Pace
+from headrace.core.errors import StartupError
 from headrace.core.events import Event
 from headrace.core.kv import Pin
 from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Drawn, Plan
 from headrace.core.request import Generation
 from headrace.engines.base import StepFailed
-from headrace.engines.keeper import LOOK_S, SHARE, TRIES, Keeper
+from headrace.engines.keeper import LOOK_S, SHARE, TRIES, Keeper, TierSettings, open_store
 from headrace.engines.stepper import Stepper
-from headrace.kv.blob import BLOCK
+from headrace.kv.blob import BLOCK, blocks, pack
 from headrace.kv.disk import Disk
 from headrace.kv.mining import MIN_USES, Miner
 from headrace.kv.store import Done, Store
@@ -735,3 +736,43 @@ def test_it_looks_at_the_traffic_now_and_then() -> None:
             h.keeper.mine(h.clock())
             h.clock.advance(1.0)
         assert len(looks) == 100 // LOOK_S
+
+
+# --- how it is put together
+
+
+def test_the_settings_say_which_tiers_there_are(tmp_path: Path) -> None:
+    clock = ManualClock()
+    engine = Engine(clock, cells=1024, slots=4)
+    (block,) = blocks(engine.fingerprint, "", P[:100])
+    for settings, ram, ssd in (
+        (TierSettings(ram_mib=1), 1, 0),
+        (TierSettings(ssd_mib=1, ssd_path=str(tmp_path / "a")), 0, 1),
+        (TierSettings(ram_mib=1, ssd_mib=1, ssd_path=str(tmp_path / "b")), 1, 1),
+        (TierSettings(ram_mib=1, ssd_mib=0, ssd_path=str(tmp_path / "c")), 1, 0),
+    ):
+        store = open_store(settings, engine, clock)
+        assert store.opened(PATIENCE)
+        assert store.put(block, pack(P[:100]))
+        assert store.flush(PATIENCE)
+        assert (store.stats.ram_blocks, store.stats.ssd_blocks) == (ram, ssd)
+        store.close(PATIENCE)
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_address_that_is_none_stops_the_start() -> None:
+    clock = ManualClock()
+    with pytest.raises(StartupError, match="redis"):
+        open_store(TierSettings(ram_mib=1, redis_url="nonsense"), Engine(clock, cells=1024, slots=4), clock)
+
+
+@pytest.mark.parametrize(("size", "cache"), [(0, True), (4, False)])
+def test_an_engine_whose_kv_is_of_no_use_outside_goes_without(tmp_path: Path, size: int, cache: bool) -> None:
+    clock = ManualClock()
+    engine = Engine(clock, cells=1024, slots=4)
+    engine.bytes_per_token = size
+    stepper = Stepper(engine, Limits(prefix_cache=cache), clock, lambda events, stats: None)
+    stepper.keep(TierSettings(ram_mib=1, ssd_mib=1, ssd_path=str(tmp_path / "none")))
+    assert stepper.stats().prefixes_pinned == 0
+    assert stepper._keeper is None
+    assert not (tmp_path / "none").exists()
