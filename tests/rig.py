@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
+import msgspec
+
+from headrace.core.costmodel import CostModel
+from headrace.core.detokenizer import Detokenizer
+from headrace.core.drafter import Drafter
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.kv import Outside
 from headrace.core.limits import Limits
-from headrace.core.plan import Copy, Plan, Trim
+from headrace.core.plan import Copy, Load, Plan, Trim
 from headrace.core.request import Generation, Sampling
 from headrace.core.scheduler import Scheduler
 from headrace.core.sequence import Sequence as Seq
@@ -32,7 +39,18 @@ class Transcript:
         self.ends: dict[tuple[int, int], Finished] = {}
 
     def ask(self, generation: Generation) -> None:
+        """A replay's readers have heard nothing here: see `resumed`."""
         self.asked[generation.rid] = generation
+
+    def resumed(self, generation: Generation, piece: Callable[[int], bytes]) -> None:
+        """What the readers of a replay heard before."""
+        for index, ids in enumerate(generation.resume):
+            key = generation.rid, index
+            if ids is None:
+                self.ends[key] = Finished(generation.rid, index, "stop", 1)
+                continue
+            detokenizer = Detokenizer(generation.stop)
+            self.texts[key] = "".join(detokenizer.feed(piece(token)) for token in ids)
 
     def take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -84,6 +102,8 @@ class Rig:
         wait: Callable[[float], bool] | None = None,
         step_s: float = 0.0,
         prefill_s: float = 0.0,
+        cost: CostModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.clock = clock or ManualClock()
@@ -98,20 +118,33 @@ class Rig:
             slots=slots,
             batch=self.limits.step_tokens,
         )
-        self.index = CheckedIndex()
+        self.indexes: list[CheckedIndex] = []
+        """One for each salt: the first one is that of none."""
         self.pool = CheckedPool(cells=cells, slots=slots)
         self.scheduler = Scheduler(
             self.limits,
-            index=lambda: self.index,
+            index=self._new_index,
             pool=self.pool,
             piece=self.engine.piece,
             eog=frozenset(self.engine.info.eog),
+            cost=cost,
+            drafter=drafter,
         )
+        self.index = self.indexes[0]
+        self.kept: dict[bytes, bytes] = {}
+        """What can be loaded, by key."""
+        self._torn: set[int] = set()
+        self.loaded = self.torn = 0
+        """Blocks that were, and those that could not be."""
         self.transcript = Transcript()
         self.bursts = bursts
         """A burst may need more cells than the plan can know."""
         self.steps = 0
         self._rids = count(1)
+
+    def _new_index(self) -> CheckedIndex:
+        self.indexes.append(CheckedIndex())
+        return self.indexes[-1]
 
     def submit(
         self,
@@ -122,11 +155,16 @@ class Rig:
         stop: tuple[str, ...] = (),
         sampling: Sampling = GREEDY,
         cache: bool = True,
+        outside: Outside | None = None,
+        hold: float = 0.0,
+        **fields: Any,
     ) -> int:
+        """`fields`: more of `Generation`."""
         rid = next(self._rids)
-        generation = Generation(rid, list(prompt), max_tokens, n, stop, sampling, cache)
+        generation = Generation(rid, list(prompt), max_tokens, n, stop, sampling, cache, **fields)
         self.transcript.ask(generation)
-        self.scheduler.submit(generation, self.clock())
+        self.transcript.resumed(generation, self.engine.piece)
+        self.scheduler.submit(generation, self.clock(), outside, hold=hold)
         return rid
 
     def cancel(self, rid: int) -> None:
@@ -150,8 +188,8 @@ class Rig:
             return None
         decodes = {s: s.drawn for s in scheduler.running if s.decoding and not s.paused}
         frozen = {s: s.drawn for s in (*scheduler.running, *scheduler.waiting) if s.paused}
-        self.transcript.take(scheduler.begin(plan, self.clock()))
-        self._carry_out()
+        self._torn.clear()
+        self.transcript.take(self._carry_out(scheduler.begin(plan, self.clock())))
         self.check()
         self._check_plan(plan, decodes)
         if not plan.shares:
@@ -173,6 +211,7 @@ class Rig:
             self.transcript.take(failed)
         else:
             self.steps += 1
+            self.pool.real.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
             self.transcript.take(scheduler.apply(plan, result, restored, self.clock()))
             for sequence, drawn in decodes.items():
                 assert sequence.drawn > drawn, f"{sequence} was not decoded"
@@ -186,16 +225,47 @@ class Rig:
         """Step until there is nothing to do; how many plans that took."""
         for n in range(most):
             if self.step() is None:
-                return n
+                until = self.scheduler.held_until(self.clock())
+                if until is None:
+                    return n
+                self.clock.now = until
         raise AssertionError(f"not idle after {most} steps: {self.scheduler!r}")
 
-    def _carry_out(self) -> None:
+    def _carry_out(self, events: Sequence[Event] = ()) -> list[Event]:
+        """As the stepper does."""
+        layout, told = self.pool.real.layout, list(events)
         for op in self.scheduler.take_ops():
-            if isinstance(op, Copy):
-                self.engine.copy(op.source, op.target, op.length)
-            else:
-                assert isinstance(op, Trim), "nothing is kept outside here"
-                self.engine.trim(op.slot, op.length)
+            match op:
+                case Copy(source, target, length):
+                    self.engine.copy(source, target, length)
+                    layout.share(source, target, length)
+                case Trim(slot, length):
+                    self.engine.trim(slot, length)
+                    layout.truncate(slot, length)
+                case Load():
+                    told = self._load(op, told)
+        return told
+
+    def _load(self, op: Load, events: list[Event]) -> list[Event]:
+        layout, payload = self.pool.real.layout, self.kept.get(op.key)
+        if op.slot in self._torn:
+            return events
+        if payload is not None and layout.n - layout.used >= op.end - op.start:
+            layout.load(op.slot, self.engine.load(op.slot, op.start, op.end, payload))
+            self.loaded += 1
+            return events
+        self._torn.add(op.slot)
+        self.torn += 1
+        short = self.scheduler.not_loaded(op.slot, op.start)
+        if short is None:
+            return events
+        key = short.generation.rid, short.index
+        return [
+            msgspec.structs.replace(e, cached=short.cached)
+            if isinstance(e, Admitted) and (e.rid, e.index) == key
+            else e
+            for e in events
+        ]
 
     def _check_plan(self, plan: Plan, decodes: dict[Seq, int]) -> None:
         """After `begin`: budgets kept, room made."""
@@ -206,9 +276,13 @@ class Rig:
         if not plan.shares:
             assert plan.preempted, "an empty step"
             return
-        assert set(decodes) - set(plan.preempted) <= {share.sequence for share in plan.shares if share.count == 1}
+        assert set(decodes) - set(plan.preempted) <= {
+            share.sequence for share in plan.shares if share.count - len(share.guesses) == 1
+        }
         prompts = sum(share.count for share in plan.shares if share.sequence not in decodes)
-        assert prompts <= (limits.prefill_chunk_busy if decodes else limits.prefill_chunk)
+        fixed = decodes and limits.pace is None
+        assert prompts <= (limits.prefill_chunk_busy if fixed else limits.prefill_chunk)
+        assert prompts == 0 or not any(share.guesses for share in plan.shares), "no prompt is beside a guess"
         assert plan.tokens <= limits.step_tokens
         assert all(0 < share.count - len(share.guesses) <= share.sequence.pending for share in plan.shares)
         prefilling = [s for s in self.scheduler.running if not s.paused and s not in decodes]
@@ -221,29 +295,55 @@ class Rig:
     def check(self) -> None:
         """What the scheduler believes, what its books say and what the engine holds are the same."""
         scheduler, engine = self.scheduler, self.engine
+        entered = self._entered()
         believed: dict[int, list[int]] = {}
         for sequence in scheduler.running:
             assert sequence.slot is not None
             believed[sequence.slot] = sequence.tokens[: sequence.computed]
             if sequence.generation.cache:
-                assert self.index.naive.slots.get(sequence.slot, []) == believed[sequence.slot]
+                assert entered.get(sequence.slot, []) == believed[sequence.slot]
+                if sequence.computed:
+                    mine = scheduler.residency._indexes[sequence.generation.salt]
+                    assert mine.tokens(sequence.slot) == believed[sequence.slot]
             else:
-                assert sequence.slot not in self.index.naive.slots
+                assert sequence.slot not in entered
         assert len(believed) == len(scheduler.running), "two sequences in one slot"
         assert self.pool.naive.running == set(believed)
         for slot in self.pool.naive.slots.keys() - believed.keys():
-            believed[slot] = self.index.naive.slots[slot]
+            believed[slot] = entered[slot]
         assert {slot: len(tokens) for slot, tokens in believed.items()} == {
             slot: len(cells) for slot, cells in self.pool.naive.slots.items()
         }
-        assert self.index.naive.slots.keys() <= believed.keys()
+        assert entered.keys() <= believed.keys()
         assert {slot: tokens for slot, tokens in engine.slots.items() if tokens} == {
             slot: tokens for slot, tokens in believed.items() if tokens
         }
+        if not self.bursts:
+            self._check_layout()
+        assert sum(self.transcript.cached.values()) == scheduler.cached_tokens
         assert self.pool.idle <= self.limits.idle_cells
         assert all(s.slot is None and s.computed == 0 for s in scheduler.waiting)
         live = {s.generation.rid for s in (*scheduler.running, *scheduler.waiting)}
         assert live == scheduler.rids() == self.transcript.asked.keys() - self.transcript.over.keys()
+
+    def _entered(self) -> dict[int, list[int]]:
+        """slot → tokens, of all indexes in use."""
+        found: dict[int, list[int]] = {}
+        for index in self.indexes:
+            assert not found.keys() & index.naive.slots.keys(), "a slot of two tenants"
+            found.update(index.naive.slots)
+        return found
+
+    def _check_layout(self) -> None:
+        """Where the cells lie: as many as the ledger says, and those of each slot."""
+        layout = self.pool.real.layout
+        taken = set()
+        for slot, tokens in self.engine.slots.items():
+            cells = layout.of(slot)
+            assert len(cells) == len(set(cells)) == len(tokens)
+            taken.update(cells)
+        assert layout.used == self.pool.used == len(taken)
+        assert layout.width == max(taken, default=-1) + 1
 
     def check_empty(self) -> None:
         """Nothing runs; what is left is cached, and can all be given up."""
@@ -252,6 +352,7 @@ class Rig:
         assert self.pool.held == 0
         self.limits = self.scheduler.limits = replace(self.limits, idle_cells=0)
         self.scheduler.residency.idle_cells = 0
+        self.scheduler.residency._warm_cells = 0
         rid = self.submit([1], 1, cache=False)
         self.run()
         assert self.transcript.over[rid] == "finished"

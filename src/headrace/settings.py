@@ -178,7 +178,7 @@ class Optimizations:
         "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: "
         "`engine.prefill_chunk`.")
     least_slack: bool = _row(True, "", help=
-        "Order prompts by what is left of their time and their work; off: first come, first served.")
+        "Compute prompts in the order in which they are due, short ones sooner; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")
     await_prefix: bool = _row(True, "", help=
         "A prompt whose beginning is being computed for another waits for it instead of computing it again.")

@@ -116,3 +116,15 @@ def test_it_knows_nothing_of_its_error_before_the_first_step() -> None:
     assert model.error(0.5) == model.error(0.95) == 0.0
     assert model.coefficients == PRIOR
     assert "error 0%" in repr(model)
+
+
+def test_no_step_is_ever_predicted_to_cost_nothing() -> None:
+    """These made the fixed cost and that of a decode 0."""
+    cost = CostModel((5e-3, 2e-4, 1e-3, 0.0, 0.0, 0.0))
+    steps = [(9, 0, 0.005), (9, 0, 0.01), (15, 1, 0.04), (9, 0, 0.02), (9, 0, 0.005), (9, 0, 0.02), (9, 1, 0.0075)]
+    rng = random.Random(1)
+    for _ in range(300):
+        prefill, decode, seconds = rng.choice([*steps, (6, 1, 0.025), (7, 1, 0.005)])
+        cost.observe(Work(prefill, decode, 100, 30), seconds)
+        assert cost.predict(Work(0, 1, 10, 10)) > 0.0
+    assert CostModel((0.0,) * 6).predict(Work(0, 1, 10, 10)) > 0.0

@@ -120,6 +120,20 @@ def test_cells_are_shared_up_to_the_block_that_brings_more() -> None:
     assert admission == Admission(sequence, running.slot, 16, 40, kept(16, 32, 48)[1:])
 
 
+def test_what_is_loaded_for_one_is_not_loaded_again_for_the_next() -> None:
+    """One step later it shares the cells."""
+    house = House()
+    one, two, other = house.new(prompt(50, 100)), house.new(prompt(50, 100)), house.new(prompt(50, 101))
+    one.outside = two.outside = Outside(40, kept(16, 32, 48), seconds=0.01)
+    other.outside = Outside(40, (Kept(0, 40, b"other"),), seconds=0.01)
+    door = house.door()
+    assert door.open(one, burnt=False) is not None
+    assert door.open(two, burnt=False) is None
+    assert door.open(other, burnt=False) is not None
+    alone = house.door(await_prefix=False)
+    assert all(alone.open(s, burnt=False) is not None for s in (one, two))
+
+
 def test_nothing_is_loaded_that_the_cells_hold() -> None:
     house = House()
     running = house.run(house.new(prompt(45, 100)), 45)
@@ -137,12 +151,12 @@ def test_the_last_token_is_always_computed() -> None:
     assert admission.length == 47
 
 
-def test_nobody_waits_for_a_prefix_that_somebody_less_urgent_computes() -> None:
-    """It may stand still for as long as others come."""
+def test_who_waits_for_a_prefix_says_for_whom() -> None:
+    """That one gets the turn, or it might stand still for as long as others come."""
     house = House()
-    house.run(house.new(prompt(200, 9), priority=BATCH), 50)
+    running = house.run(house.new(prompt(200, 9), priority=BATCH), 50)
     door = house.door()
-    assert door.open(house.new(prompt(201, 9), priority=BATCH), burnt=False) is None
-    admission = door.open(house.new(prompt(202, 9)), burnt=False)
-    assert admission is not None
-    assert admission.shared == 50, "what there is of it is used"
+    assert door.open(house.new(prompt(202, 9)), burnt=False) is None
+    assert door.awaited is running
+    assert door.open(house.new(prompt(5, 10)), burnt=False) is not None
+    assert door.awaited is None

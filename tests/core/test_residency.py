@@ -146,6 +146,18 @@ def test_use_makes_recent() -> None:
     assert home.take_ops() == []
 
 
+def test_what_the_engine_never_had_is_cut_in_the_books_only() -> None:
+    home = residency()
+    sequence = new(list(range(20)))
+    home.enter(sequence, None, 0)
+    home.load(sequence, (Kept(0, 8, b"a"), Kept(8, 16, b"b")), 13)
+    home.take_ops()
+    home.cut(sequence, 8, told=True)
+    assert (sequence.computed, home.pool.used) == (8, 8)
+    assert home.match(new(list(range(20)))) == (8, sequence.slot)
+    assert home.take_ops() == [], "what it computes next must not be trimmed away"
+
+
 def test_wrong_guesses_are_cut_off() -> None:
     home = residency()
     sequence = new([1, 2, 3, 4, 5])

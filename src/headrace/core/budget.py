@@ -14,7 +14,9 @@ engine meets shapes it has met before. Without a cost model a step is a fixed nu
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from headrace.core.costmodel import TILE, CostModel, Work, positions
 
@@ -51,6 +53,11 @@ class Pace:
         if crowd:
             return max(self.itl_hard, self.stall)
         return self.itl_hard if burnt else self.itl
+
+
+def finishing(newcomers: Iterable[float], seconds: float) -> int:
+    """How many prompts that take so long, in their order, could be finished in `seconds`."""
+    return sum(end <= seconds for end in accumulate(newcomers))
 
 
 class Room:
@@ -91,7 +98,7 @@ class Room:
     def _most(self, start: int, pending: int) -> int:
         most = min(pending, self._left)
         model = self._model
-        if model is None or most <= 0 or self._fits(model, start, most):
+        if model is None or most <= 0 or (most == pending and self._fits(model, start, most)):
             return max(0, most)
         if self._whole and self._taken:
             return 0

@@ -8,8 +8,9 @@ three times the price: a small chunk deep in a long prompt is dear.
 
 Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
 exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never
-negative; a step that took far longer than predicted (the machine was busy with something else) counts as a somewhat
-slow one, or one hiccup would teach the model fear. Pure: whoever runs the steps brings the seconds.
+negative, and no step costs nothing; a step that took far longer than predicted (the machine was busy with something
+else) counts as a somewhat slow one, or one hiccup would teach the model fear. Pure: whoever runs the steps brings the
+seconds.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ TERMS = ("fixed", "prefill", "decode", "tiled", "rowwise", "width")
 # Seconds, before anything was measured: a small model on two cores. The first steps of any machine replace it.
 PRIOR = (1e-3, 3e-3, 5e-3, 1.5e-6, 3e-6, 5e-9)
 
+_FLOOR = np.array((1e-6, 0.0, 0.0, 0.0, 0.0, 0.0))
+"""No step is free: who asks divides by the answer."""
+
 
 class Work(msgspec.Struct, frozen=True, gc=False):
     """What a step computes. Tokens and cells."""
@@ -66,7 +70,7 @@ class CostModel:
 
     def __init__(self, coefficients: Sequence[float] = PRIOR, *, sure: bool = False) -> None:
         """`sure`: measured on this machine with this model; otherwise the first steps outweigh `coefficients`."""
-        self._w = np.array(coefficients, dtype=np.float64)
+        self._w = np.maximum(np.array(coefficients, dtype=np.float64), _FLOOR)
         # Scaled so that each term's uncertainty is in proportion to its coefficient.
         spread = 0.1 if sure else 10.0
         self._least = np.array(PRIOR) / 100
@@ -124,7 +128,7 @@ class CostModel:
         # Relative errors: a step of 10 ms that is 2 ms off says as much as one of 100 ms that is 20 ms off.
         noise = (NOISE * seconds) ** 2
         gain = p @ x / (noise + x @ p @ x)
-        self._w = np.maximum(self._w + gain * (seconds - predicted), 0.0)
+        self._w = np.maximum(self._w + gain * (seconds - predicted), _FLOOR)
         # Joseph's form: stays positive definite whatever the rounding does.
         keep = np.eye(len(TERMS)) - np.outer(gain, x)
         self._p = keep @ p @ keep.T + noise * np.outer(gain, gain)

@@ -1,10 +1,10 @@
 """Who of the waiting may start in this plan?
 
 Rules: nobody is admitted whom the cells do not hold to the end of the prompt; a prompt whose prefix is being computed
-for another that is as urgent is left waiting, the next plans will find it cached; what is kept outside the pool is
-loaded if that is predicted faster than computing it; once somebody finds no room, nobody behind gets in, or large ones
-would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to `max_running`; who is
-paused, because its reader is slow, takes no place.
+or loaded for another is left waiting, the next plans will find it cached, and lends that one its turn; what is kept
+outside the pool is loaded if that is predicted faster than computing it; once somebody finds no room, nobody behind
+gets in, or large ones would starve. At most `max_batch` run, but whoever has burnt the fuse gets in up to
+`max_running`; who is paused, because its reader is slow, takes no place.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Door:
     ) -> None:
         """`running`: all that hold a slot. `prefill(start, count)`: seconds to compute that part of a prompt."""
         self.admissions: list[Admission] = []
+        self.awaited: Sequence | None = None
+        """Whose prefix the last one that was not let in waits for."""
         self._residency = residency
         self._running = len(running)
         self._batch = sum(not s.paused for s in running)
@@ -45,20 +47,25 @@ class Door:
         self._promised = residency.pool.held + sum(s.pending for s in running)
         self._counted: dict[int | None, int] = {s.slot: s.computed for s in running}
         """Slot → how many of its cells are in `_promised`."""
+        self._loading: set[bytes] = set()
         self._slots = residency.pool.slots_free + len(residency.idle)
         self._shut = False
 
     def open(self, sequence: Sequence, *, burnt: bool) -> Admission | None:
         """Let a sequence in, or not."""
+        self.awaited = None
         pool, idle, admissions = self._residency.pool, self._residency.idle, self.admissions
         batch = self._batch + len(admissions)
         if self._shut or batch >= (self._max_running if burnt else self._max_batch):
             return None
         shared, source = self._residency.match(sequence)
         length, loads = self._from_outside(sequence, shared)
-        if self._await_prefix and self._is_coming(sequence, length):
+        self.awaited = self._whose(sequence, length) if self._await_prefix else None
+        if self.awaited is not None:
             return None
         if loads:
+            if self._await_prefix and any(block.key in self._loading for block in loads):
+                return None  # the next plan finds it in the cells
             shared = loads[0].start
             source = source if shared else None
         # Every admission takes a slot, and none that another one copies from. Alone, it rather takes than waits.
@@ -78,6 +85,7 @@ class Door:
         self._promised += need
         self._counted[source] = max(shared, self._counted.get(source, 0))
         self._prefilling.append(sequence)
+        self._loading.update(block.key for block in loads)
         admissions.append(Admission(sequence, source, shared, length, loads))
         return admissions[-1]
 
@@ -95,20 +103,18 @@ class Door:
             return shared, ()
         return length, loads
 
-    def _is_coming(self, sequence: Sequence, have: int) -> bool:
-        """Is a longer prefix of this prompt being computed for somebody else right now?"""
+    def _whose(self, sequence: Sequence, have: int) -> Sequence | None:
+        """For whom is a longer prefix of this prompt being computed right now?"""
         if not self._residency.reuses(sequence):
-            return False
+            return None
         most = len(sequence.tokens) - 1
         window = sequence.tokens[have : have + WORTH_WAITING]
         for other in self._prefilling:
             if not other.generation.cache or other.generation.salt != sequence.generation.salt:
                 continue
-            if other.generation.priority > sequence.generation.priority:
-                continue  # that one lets all others pass, and who waited for it would too
             if window != other.tokens[have : have + WORTH_WAITING]:
                 continue  # decides nearly all pairs without comparing whole prompts
             reach = min(common_prefix(sequence.tokens, other.tokens), most)
             if reach > other.computed and reach - have >= WORTH_WAITING:
-                return True
-        return False
+                return other
+        return None

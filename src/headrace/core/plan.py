@@ -105,11 +105,6 @@ class Admission:
     """Tokens that need not be computed."""
     loads: tuple[Kept, ...] = ()
 
-    @property
-    def cells(self) -> int:
-        """That its loads take: for a moment more than stay, because the last block may go beyond `length`."""
-        return sum(block.end - block.start for block in self.loads)
-
 
 class Share(msgspec.Struct, frozen=True, gc=False):
     """A sequence's part of a step: its next `count` tokens, the last of them guessed."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from headrace.core.kv import CellPool, Kept, PrefixIndex
-from headrace.core.plan import Copy, KvOp, Load, Trim
+from headrace.core.plan import Admission, Copy, KvOp, Load, Trim
+from headrace.core.request import Generation
 from headrace.core.sequence import Sequence
 
 
@@ -61,13 +62,15 @@ class Residency:
 
     def match(self, sequence: Sequence) -> tuple[int, int | None]:
         """(length, slot) of the prefix that need not be computed; the last token always is, for its logits."""
-        if not self.reuses(sequence):
+        return self.find(sequence.generation, sequence.tokens)
+
+    def find(self, generation: Generation, tokens: list[int]) -> tuple[int, int | None]:
+        """The same, of `tokens` that belong to a generation."""
+        index = self._indexes.get(generation.salt)
+        if index is None or not (self._prefix_cache and generation.cache):
             return 0, None
-        index = self._indexes.get(sequence.generation.salt)
-        if index is None:
-            return 0, None
-        length, slot = index.match(sequence.tokens)
-        length = min(length, len(sequence.tokens) - 1)
+        length, slot = index.match(tokens)
+        length = min(length, len(tokens) - 1)
         return length, slot if length else None
 
     def resident(self, tokens: list[int], salt: str) -> int:
@@ -98,14 +101,22 @@ class Residency:
         if sequence.generation.cache:
             self._index(slot).extend(slot, sequence.tokens[start : sequence.computed])
 
-    def cut(self, sequence: Sequence, length: int) -> None:
-        """Forget what was computed of it from `length` on: guesses that were wrong."""
+    def cut(self, sequence: Sequence, length: int, *, told: bool = False) -> None:
+        """Forget what was computed of it from `length` on. `told`: the engine has no more of it, nothing is to do."""
         slot = sequence.slot
         assert slot is not None
         sequence.computed = length
         self.pool.truncate(slot, length)
         self._index(slot).truncate(slot, length)
-        self._ops.append(Trim(slot, length))
+        if not told:
+            self._ops.append(Trim(slot, length))
+
+    def restore(self, admissions: Collection[Admission]) -> None:
+        """Load what those who have just entered have outside, and make room for it."""
+        loading = [admission for admission in admissions if admission.loads]
+        self.make_room(sum(block.end - block.start for one in loading for block in one.loads), 0, ())
+        for one in loading:
+            self.load(one.sequence, one.loads, one.length)
 
     def load(self, sequence: Sequence, blocks: tuple[Kept, ...], length: int) -> None:
         """Fill it up to `length` from blocks that follow on what it has; the last one may go beyond."""

@@ -5,7 +5,7 @@
 
 Rules:
 1. Decodes first: every reader gets a token in every step, whatever else is in it.
-2. Prompts share what is left of the step's budget (`core.budget`). Who has least slack goes first: a prompt is due
+2. Prompts share what is left of the step's budget (`core.budget`). Who is due first goes first: a prompt is due
    after a few times the work it is, so that a question passes a document, and nobody who comes after a document is due
    passes it any more.
 3. A prompt whose prefix is being computed for another waits for it instead of computing it again (`core.door`).
@@ -18,9 +18,10 @@ Pure: no clock, no I/O, no locks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from headrace.core.admission import AGEING
-from headrace.core.budget import Room
+from headrace.core.budget import Room, finishing
 from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.door import Door
 from headrace.core.drafter import Drafter
@@ -86,9 +87,8 @@ class Scheduler:
         self.preemptions = 0
 
     def __repr__(self) -> str:
-        return (
-            f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {len(self.residency.idle)} cached]>"
-        )
+        running, waiting, cached = len(self.running), len(self.waiting), len(self.residency.idle)
+        return f"<Scheduler [{running} running, {waiting} waiting, {cached} cached]>"
 
     # What comes in.
 
@@ -185,15 +185,23 @@ class Scheduler:
             prefill=self.prefill_seconds,
         )
         taken = spent = 0
+        served: set[Sequence] = set()
         for sequence in prompts:
             if room.full:
                 break
             start = sequence.computed
             if sequence.slot is None:
                 admission = door.open(sequence, burnt=self._burnt(sequence, now))
-                if admission is None:
+                if admission is not None:
+                    start = admission.length
+                elif door.awaited is not None:  # it has the turn, or those whom it lets pass would pass both
+                    sequence = door.awaited
+                    start = sequence.computed
+                else:
                     continue
-                start = admission.length
+            if sequence in served:
+                continue
+            served.add(sequence)
             count = room.give(start, len(sequence.tokens) - start)
             if count:
                 shares.append(Share(sequence, count))
@@ -201,8 +209,7 @@ class Scheduler:
             elif sequence.slot is None:
                 door.admissions.pop()  # it got a place but no token: the next step sees to it
                 break
-        admitted = {id(admission.sequence) for admission in door.admissions}
-        own = sum(share.count for share in shares if id(share.sequence) not in admitted)
+        own = sum(share.count for share in shares if share.sequence.slot is not None)
         if own > self._pool.cells - self._pool.held and len(self.running) > 1:
             # How much that frees depends on who shares its cells: the next plan sees it.
             return Plan((), preempted=(self._victim(),))
@@ -229,12 +236,8 @@ class Scheduler:
         waiting = [s for s in self.waiting if not s.paused and now >= s.hold]
         if not self.limits.least_slack:
             return running + waiting
-        return sorted(running + waiting, key=self._slack)
-
-    def _slack(self, s: Sequence) -> float:
-        """When its last chunk has to begin. The present is the same for all, so it does not matter."""
-        have = max(s.computed, s.known)
-        return s.due - self.prefill_seconds(have, len(s.tokens) - have)
+        # Not by what is left of it as well: whoever gets a chunk would fall behind its equals, and all end at the end.
+        return sorted(running + waiting, key=attrgetter("due"))
 
     def prefill_seconds(self, start: int, count: int) -> float:
         """How long `count` prompt tokens after the first `start` take, as far as is known."""
@@ -259,17 +262,14 @@ class Scheduler:
         if pace is None or cost is None:
             chunk = limits.prefill_chunk_busy if reading else limits.prefill_chunk
             return Room(None, base, seconds=0.0, tokens=min(chunk, most))
-        burnt = sum(self._burnt(s, now) for s in prompts)
-        finishing, left = 0, pace.stall - cost.predict(base)
-        for sequence in prompts:
-            if sequence.drawn:
-                continue
-            have = max(sequence.computed, sequence.known)
-            left -= cost.prefill(have, len(sequence.tokens) - have)
-            if left < 0:
-                break
-            finishing += 1
-        seconds = pace.seconds(reading, burnt, finishing)
+        burnt, newcomers = [s for s in prompts if self._burnt(s, now)], []
+        places = limits.max_batch - sum(not s.paused for s in self.running)
+        for s in [s for s in prompts if not s.drawn]:
+            places -= s.slot is None
+            if places >= (limits.max_batch - limits.max_running if s in burnt else 0):
+                have = max(s.computed, s.known)
+                newcomers.append(cost.prefill(have, len(s.tokens) - have))
+        seconds = pace.seconds(reading, len(burnt), finishing(newcomers, pace.stall - cost.predict(base)))
         whole = seconds > max(pace.itl_hard, pace.guard)
         return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=whole)
 
@@ -292,7 +292,7 @@ class Scheduler:
         self.residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
         for admission in plan.admissions:
             self.residency.enter(admission.sequence, admission.source, admission.shared)
-        self.residency.make_room(sum(admission.cells for admission in plan.admissions), 0, ())  # before they are loaded
+        self.residency.restore(plan.admissions)  # after all copies: their sources may have to go
         events = [event for admission in plan.admissions for event in self._admit(admission, now)]
         self.residency.make_room(plan.tokens, 0, ())
         self.residency.shrink()
@@ -300,8 +300,6 @@ class Scheduler:
 
     def _admit(self, admission: Admission, now: float) -> list[Event]:
         sequence, length = admission.sequence, admission.length
-        if admission.loads:
-            self.residency.load(sequence, admission.loads, length)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.scheduled is not None:
@@ -316,9 +314,11 @@ class Scheduler:
         sequence = next((s for s in self.running if s.slot == slot), None)
         if sequence is None or sequence.computed <= length:
             return None
-        self.cached_tokens -= sequence.cached - min(sequence.cached, length)
-        sequence.cached, sequence.outside = min(sequence.cached, length), None
-        self.residency.cut(sequence, length)
+        sequence.outside = None
+        if sequence.restored is None:  # it has just been admitted, not again after it was sent back
+            self.cached_tokens -= max(0, sequence.cached - length)
+            sequence.cached = min(sequence.cached, length)
+        self.residency.cut(sequence, length, told=True)
         return sequence
 
     def chunks(self, plan: Plan) -> list[Chunk]:

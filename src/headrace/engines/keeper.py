@@ -240,6 +240,7 @@ class Keeper:
     def pin(self, pins: Sequence[Pin]) -> None:
         """Keep these prefixes, for everybody: those that nobody has computed are computed when there is time."""
         self._given = {pin.tokens for pin in pins}
+        self._tries.clear()
         self._want()
 
     def mine(self, now: float) -> None:
@@ -254,7 +255,8 @@ class Keeper:
         wanted = self._given | self._mined
         for tokens in [tokens for tokens in self._pins if tokens not in wanted]:
             self._store.unpin(self._pins.pop(tokens))
-        self._tries = {tokens: 0 for tokens in wanted if tokens not in self._pins and not self._hold(tokens)}
+        missing = [tokens for tokens in wanted if tokens not in self._pins and not self._hold(tokens)]
+        self._tries = {tokens: self._tries.get(tokens, 0) for tokens in missing}
 
     def _hold(self, tokens: tuple[int, ...]) -> bool:
         """Pin what is kept of a prefix, if that is all of it; what is far away is fetched."""
@@ -270,8 +272,10 @@ class Keeper:
     def fill(self, now: float) -> bool:
         """With nothing else to do, after `save`: have the next missing prefix computed. False if there is none."""
         for tokens, tries in list(self._tries.items()):
-            if self._hold(tokens) or tries >= TRIES:
+            if self._hold(tokens):
                 del self._tries[tokens]
+                continue
+            if tries >= TRIES:
                 continue
             self._tries[tokens] += 1
             self._filled -= 1
