@@ -193,6 +193,20 @@ def test_oc_45_a_damaged_file(
     check()
 
 
+async def degraded(server: Served) -> object:
+    """What health says is missing; it is good all the same."""
+    health = await server.get("/health")
+    assert health.status == 200
+    return health.json["degraded"]
+
+
+async def until_degraded(server: Served) -> None:
+    """Ask on until the engine, whose figures are looked up when it rests, has seen that Redis is gone."""
+    async with asyncio.timeout(20):
+        while await degraded(server) != ["redis"]:
+            await server.ask(LONG)
+
+
 async def metrics(server: Served) -> bytes:
     return (await server.get("/metrics")).body
 
@@ -208,6 +222,9 @@ async def test_oc_46_no_redis_and_one_with_another_password(
     async with served(demo_model, absent) as server:
         for prompt, text in zip((P, *OTHERS, P), (*saved[1], saved[1][0]), strict=True):
             assert (await server.ask(prompt)).text == text
+        # Only a full block is sought in Redis: P and the others did not ask it.
+        assert await degraded(server) == []
+        await until_degraded(server)
     lines = [record for record in caplog.records if record.name == "headrace.kv.shared"]
     assert len(lines) <= 1
     assert "hunter2" not in caplog.text
@@ -234,6 +251,7 @@ def test_oc_46_redis_is_killed_among_streams(demo_model: Path, make_redis: Calla
             again = await server.ask(LONG)
             assert again.text == first.text
             assert cached(again) > 256
+            await until_degraded(server)
 
     check()
 

@@ -116,6 +116,7 @@ class Stepper:
                 least=settings.least,
                 miner=Miner() if settings.mined else None,
                 budget=settings.mined,
+                look_s=settings.look_s,
             )
 
     # From any thread.
@@ -195,7 +196,8 @@ class Stepper:
             self._learned = None
         self._look_up()
         self._deliver([], self.stats())
-        until = self.scheduler.held_until()
+        times = self.scheduler.held_until(), None if keeper is None else keeper.look_at()
+        until = min((time for time in times if time is not None), default=None)
         self._drain(block=True, timeout=None if until is None else max(0.0, until - self._clock()))
 
     def _compact(self) -> None:
