@@ -106,7 +106,7 @@ async def mining(path: Path, *, on: bool) -> AsyncIterator[Served]:
     config = dataclasses.replace(
         Config(),
         model=Model(str(path), "tiny"),
-        engine=Engine(in_process=True, threads=1, threads_batch=1, cells=1024, idle_cells=0),
+        engine=Engine(in_process=True, threads=1, threads_batch=1, cells=1024, idle_cells=256),
         optimizations=Optimizations(adaptive_chunks=False, mined_templates=on),
         tiers=Tiers(ram_mib=8, ssd_mib=0),
     )
