@@ -26,7 +26,6 @@ LATER: dict[int, str] = {
     29: TOOLS,
     31: STRUCTURED,
     43: KEYS,
-    44: ENGINES,
     49: RESUME,
     50: RESUME,
     51: ENGINES,

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from headrace.core.errors import EngineUnavailable
+from headrace.engines.base import EngineStats
+from headrace.kv.tiers import TierStats
 from headrace.server import app as app_module
 from headrace.server.page import Page
 from server.asgi_driver import Call, Client, on_loop
@@ -61,6 +63,25 @@ async def test_health_is_about_the_process(path: str) -> None:
     async with Client(app).get(path) as call:
         assert call.status == 200
         assert call.json()["status"] == "draining"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/health"])
+@on_loop
+async def test_health_names_the_tiers_that_are_done_without(path: str) -> None:
+    engine, other = HandEngine(), HandEngine()
+    app = server(engine)
+    app.models = {**app.models, "other": server(other).models["m"]}
+    for mine, theirs, names in (
+        (TierStats(), TierStats(), []),
+        (TierStats(redis_down=True), TierStats(), ["redis"]),
+        (TierStats(redis_down=True), TierStats(redis_down=True, ssd_down=True), ["redis", "ssd"]),
+        (TierStats(), TierStats(ssd_down=True), ["ssd"]),
+    ):
+        engine.stats, other.stats = EngineStats(tiers=mine), EngineStats(tiers=theirs)
+        async with Client(app).get(path) as call:
+            assert call.status == 200
+            assert call.json()["status"] == "ok"
+            assert call.json()["degraded"] == names
 
 
 @on_loop

@@ -72,6 +72,8 @@ class TierSettings(msgspec.Struct, frozen=True):
     """Shorter sequences are not saved."""
     mined: int = 0
     """Prefixes that may be pinned because the traffic shows that they pay."""
+    look_s: float = LOOK_S
+    """Between two looks for such prefixes."""
 
 
 def open_store(settings: TierSettings, engine: StepEngine, clock: Clock) -> Store:
@@ -109,8 +111,12 @@ class Keeper:
         least: int,
         miner: Miner | None = None,
         budget: int = 0,
+        look_s: float = LOOK_S,
     ) -> None:
-        """`least`: tokens of the shortest sequence that is saved. `budget`: prefixes that `miner` may have pinned."""
+        """`least`: tokens of the shortest sequence that is saved. `budget`: prefixes that `miner` may have pinned.
+
+        `look_s`: s between two looks at what `miner` has learned.
+        """
         self._engine = engine
         self._scheduler = scheduler
         self._store = store
@@ -119,7 +125,10 @@ class Keeper:
         self._least = least
         self._miner = miner
         self._budget = budget
+        self._look_s = look_s
         self._next_look = 0.0
+        self._learned = False
+        """The miner saw a prompt since the last look."""
         self._given: set[tuple[int, ...]] = set()
         self._mined: set[tuple[int, ...]] = set()
         self._pins: dict[tuple[int, ...], tuple[bytes, ...]] = {}
@@ -159,6 +168,7 @@ class Keeper:
             return
         if self._miner is not None:
             self._miner.observe(tokens, now, generation.salt)
+            self._learned = True
         hit = self._store.match(tokens, generation.salt)
         beyond = self._store.beyond(tokens, generation.salt, hit)
         keys = (*hit.cold, *beyond)
@@ -247,9 +257,14 @@ class Keeper:
         """With nothing else to do, now and then: keep the prefixes that save most, for those without a salt."""
         if self._miner is None or now < self._next_look:
             return
-        self._next_look = now + LOOK_S
+        self._next_look = now + self._look_s
+        self._learned = False
         self._mined = {tuple(prefix.tokens) for prefix in self._miner.choose(self._budget, now)}
         self._want()
+
+    def look_at(self) -> float | None:
+        """When to call `mine` next, even if nobody asks for anything until then; None: there is nothing new."""
+        return self._next_look if self._learned else None
 
     def _want(self) -> None:
         wanted = self._given | self._mined

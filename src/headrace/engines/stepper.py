@@ -116,6 +116,7 @@ class Stepper:
                 least=settings.least,
                 miner=Miner() if settings.mined else None,
                 budget=settings.mined,
+                look_s=settings.look_s,
             )
 
     # From any thread.
@@ -199,7 +200,8 @@ class Stepper:
         self._look_up()
         self._deliver([], self.stats())
         # As of the plan: who has given up since then is in the next one, and who had before waits for something else.
-        until = self.scheduler.held_until(planned)
+        times = self.scheduler.held_until(planned), None if keeper is None else keeper.look_at()
+        until = min((time for time in times if time is not None), default=None)
         self._drain(block=True, timeout=None if until is None else max(0.0, until - self._clock()))
 
     def _compact(self) -> None:

@@ -67,6 +67,12 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Their time on the engine thread."""
     restored_tokens: int = 0
 
+    @property
+    def down(self) -> tuple[str, ...]:
+        """The tiers that are left alone after an error."""
+        states = ("redis", self.redis_down), ("ssd", self.ssd_down)
+        return tuple(name for name, down in states if down)
+
 
 @dataclass(slots=True)
 class Entry:

@@ -289,9 +289,11 @@ class App:
         await exchange.answer(200, msgspec.json.encode(_card(served.name, served)))
 
     async def _health(self, exchange: Exchange) -> None:
-        """The process is alive; whether it can answer is what readiness says."""
+        """The process is alive; whether it can answer is what readiness says. What it can do without is named."""
         status = "draining" if self._draining else "ok"
-        await exchange.answer(200, msgspec.json.encode({"status": status, "version": __version__}))
+        degraded = sorted({tier for model in self.models.values() for tier in model.engine.stats.tiers.down})
+        body = {"status": status, "version": __version__, "degraded": degraded}
+        await exchange.answer(200, msgspec.json.encode(body))
 
     async def _readiness(self, exchange: Exchange) -> None:
         ready = [name for name, model in self.models.items() if model.engine.ready]

@@ -146,9 +146,6 @@ class ScriptedEngine:
         if not callable(script):
             for token in (token for step in script for token in step):
                 self.tokenizer.word(token)  # every engine of this script, a replay's too, has the same ids
-        if not callable(script):
-            for token in (token for step in script for token in step):
-                self.tokenizer.word(token)  # every engine of this script, a replay's too, has the same ids
         self._script = script if callable(script) else lambda _prompt: script
         self._counts = not callable(script) and all(len(step) == 1 for step in script)
         """Token number i is step number i."""
