@@ -173,7 +173,7 @@ class Rig:
             self.transcript.take(failed)
         else:
             self.steps += 1
-            self.transcript.take(scheduler.apply(plan, result, restored, self.clock()))
+            self.transcript.take(scheduler.teller.tell(scheduler.apply(plan, result, restored, self.clock())))
             for sequence, drawn in decodes.items():
                 assert sequence.drawn > drawn, f"{sequence} was not decoded"
         self._carry_out()

@@ -118,6 +118,7 @@ def make_limits(config: Config) -> Limits:
         least_slack=o.least_slack,
         fuse=o.ttft_fuse,
         speculation=o.speculation,
+        overlap=o.overlap,
         pace=make_pace(config) if o.adaptive_chunks else None,
         warm_cells=min(WARM_CELLS, e.idle_cells) if make_tiers(config) else None,
     )

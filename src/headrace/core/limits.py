@@ -31,5 +31,7 @@ class Limits:
     """Off: first come, first served."""
     fuse: bool = True
     speculation: bool = False
+    overlap: bool = False
+    """Readers are told beside the next step."""
     pace: Pace | None = None
     """Steps are as long as this says, by a cost model; None: as long as the two fixed chunks make them."""
