@@ -115,16 +115,23 @@ def test_nothing_overtakes(act: str) -> None:
         assert readers.heard == ([1, 2] if act == "close" else [1, 2, 3])
 
 
-def test_the_engine_waits_when_too_much_is_untold() -> None:
+def test_the_engine_waits_when_too_much_is_untold(monkeypatch: pytest.MonkeyPatch) -> None:
     readers = Readers()
     with telling(readers) as t:
+        drain = t.drain
+
+        def opening() -> None:
+            readers.gate.set()
+            drain()
+
+        monkeypatch.setattr(t, "drain", opening)
         readers.gate.clear()
         for n in range(1, BEHIND + 1):
             t.tell(taken(n), stats(n), now=False)
             t.start()
         assert readers.heard == []
+        assert not readers.gate.is_set(), "it did not wait for fewer"
         t.tell(taken(BEHIND + 1), stats(BEHIND + 1), now=False)
-        threading.Timer(0, readers.gate.set).start()
         t.start()
         assert readers.heard == list(range(1, BEHIND + 2))
 
