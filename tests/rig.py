@@ -212,7 +212,7 @@ class Rig:
         else:
             self.steps += 1
             self.pool.real.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
-            self.transcript.take(scheduler.apply(plan, result, restored, self.clock()))
+            self.transcript.take(scheduler.teller.tell(scheduler.apply(plan, result, restored, self.clock())))
             for sequence, drawn in decodes.items():
                 assert sequence.drawn > drawn, f"{sequence} was not decoded"
         self._carry_out()

@@ -34,6 +34,13 @@ def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
     assert limits.step_tokens % 64 == 0
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_who_tells_readers_is_as_configured(overlap: bool) -> None:
+    given = dataclasses.replace(config(), optimizations=Optimizations(overlap=overlap))
+    assert make_limits(given).overlap is overlap
+    assert make_blueprint(given).limits["overlap"] is overlap
+
+
 def test_what_may_wait_is_as_the_settings_say() -> None:
     given = config(max_waiting=3, max_waiting_tokens=500, queue_timeout_s=7.0, max_running=5)
     assert make_bounds(given) == Bounds(3, 500, 7.0, places=5, predict=True)

@@ -119,6 +119,7 @@ def make_limits(config: Config) -> Limits:
         ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
         fuse=o.ttft_fuse,
         speculation=o.speculation,
+        overlap=o.overlap,
         pace=make_pace(config) if o.adaptive_chunks else None,
         warm_cells=min(WARM_CELLS, e.idle_cells) if make_tiers(config) else None,
     )

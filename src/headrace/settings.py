@@ -187,6 +187,7 @@ class Optimizations:
     tiers: bool = _row(True, "", help="Keep the KV of idle conversations outside the pool, see `tiers`.")
     replay: bool = _row(True, "", help="Go on with live streams when the engine had to be started again.")
     speculation: bool = _row(True, "", help="Guess tokens ahead and check them in one step; the text stays the same.")
+    overlap: bool = _row(False, "", help="Tell readers of a step while the next one is computed.")
 
 
 @dataclass(frozen=True, slots=True)

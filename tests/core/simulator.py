@@ -127,7 +127,7 @@ class Simulator:
         self.steps.append(Step(self.now, seconds, reading, awake, prompts))
         drawn = tuple(None if chunk.draw is None else Drawn((7,)) for chunk in scheduler.chunks(plan))
         began, self.now = self.now, self.now + seconds
-        for event in scheduler.apply(plan, StepResult(drawn, self.now), began, self.now):
+        for event in scheduler.teller.tell(scheduler.apply(plan, StepResult(drawn, self.now), began, self.now)):
             if isinstance(event, Delta):
                 self.heard.setdefault(event.rid, []).append(self.now)
         scheduler.take_ops()

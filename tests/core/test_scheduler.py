@@ -741,7 +741,7 @@ def test_it_says_what_it_has() -> None:
     rig.submit(prompt(5, 102), 9)
     rig.submit(prompt(5, 103), 9)
     rig.step()
-    assert repr(rig.scheduler) == "<Scheduler [1 running, 1 waiting, 1 cached]>"
+    assert repr(rig.scheduler).startswith("<Scheduler [1 running, 1 waiting, <Residency [1 idle slots, 0 saved")
 
 
 @pytest.mark.parametrize("fuse", [True, False])

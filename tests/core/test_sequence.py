@@ -42,7 +42,7 @@ def test_a_replay_goes_on_behind_what_was_told() -> None:
     first, second = sequences(Generation(1, [1, 2, 3], 9, n=3, resume=(over, fresh, begun)), 2.0, piece)
     assert (first.index, first.tokens, first.drawn, first.shown) == (1, [1, 2, 3], 0, False)
     assert (second.index, second.tokens, second.drawn, second.shown) == (2, [1, 2, 3, *b"hello"], 5, True)
-    assert (second.computed, second.pending, second.untold, second.decoding) == (0, 8, 0, False)
+    assert (second.computed, second.pending, second.untold, second.decoding) == (0, 8, [], False)
     assert second.arrived == 2.0
     second.computed = 7
     assert second.decoding, "its reader has a first token and waits for the next"

@@ -1,137 +1,135 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from headrace.core.events import Delta, Event, Finished, Marks, TokenLogprob
 from headrace.core.plan import Drawn
 from headrace.core.request import Generation
 from headrace.core.sequence import Sequence, sequences
-from headrace.core.teller import Teller
+from headrace.core.teller import Taken, Teller
 
-END = 0
-PIECES = {
-    END: b"",
-    1: b"a",
-    2: b"bc",
-    3: b"st",
-    4: b"op",
-    5: "é".encode()[:1],
-    6: "é".encode()[1:],
-    7: b"",
-}
-STAMPS = Marks(1.0, 2.0, 3.0, 4.0, 9.0)
+EOG = 0
+PIECES = [b"", b"a", b"b", b"c", b"ab", b"\xe2", b"\x82", b"\xac", "é".encode(), b" end"]
+
+
+def piece(token: int) -> bytes:
+    return PIECES[token]
+
+
+def made(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Sequence:
+    """One that waits for its first token."""
+    (sequence,) = sequences(Generation(7, [1, 2, 3], max_tokens, stop=stop), 1.0, piece)
+    sequence.scheduled, sequence.restored, sequence.prefilled = 2.0, 3.0, 4.0
+    return sequence
 
 
 def teller() -> Teller:
-    return Teller(PIECES.__getitem__, frozenset({END}))
+    return Teller(piece, frozenset({EOG}))
 
 
-def choice(max_tokens: int = 10, stop: tuple[str, ...] = (), resume: tuple[int, ...] = ()) -> Sequence:
-    generation = Generation(5, [8, 9], max_tokens, stop=stop, resume=(resume,) if resume else ())
-    (s,) = sequences(generation, 1.0, PIECES.__getitem__)
-    s.scheduled, s.restored, s.prefilled = 2.0, 3.0, 4.0
-    return s
+def texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Delta)]
 
 
-def tell(s: Sequence, *tokens: int, by: Teller | None = None, told: list[Event] | None = None) -> tuple[int, bool]:
-    return (by or teller()).take(s, Drawn(tokens), 9.0, [] if told is None else told)
+# --- booking and telling apart
 
 
-def test_a_token_becomes_text_and_the_first_one_says_when() -> None:
-    s, told = choice(), list[Event]()
-    assert tell(s, 1, told=told) == (1, False)
-    assert tell(s, 2, told=told) == (1, False)
-    assert told == [Delta(5, 0, "a", 1, (), STAMPS, (1,)), Delta(5, 0, "bc", 1, (), None, (2,))]
-    assert s.tokens == [8, 9, 1, 2]
-
-
-def test_a_burst_is_one_event() -> None:
-    s, told = choice(), list[Event]()
-    assert tell(s, 1, 2, 1, told=told) == (3, False)
-    assert told == [Delta(5, 0, "abca", 3, (), STAMPS, (1, 2, 1))]
-
-
-def test_half_a_character_waits_for_the_other_half() -> None:
-    s, told = choice(), list[Event]()
-    tell(s, 5, told=told)
-    assert told == []
-    tell(s, 6, told=told)
-    assert told == [Delta(5, 0, "é", 2, (), STAMPS, (5, 6))]
-
-
-def test_half_a_character_at_the_end_is_not_told() -> None:
-    s, told = choice(1), list[Event]()
-    assert tell(s, 5, told=told) == (1, True)
-    assert told == [Finished(5, 0, "length", 1)]
-
-
-def test_the_ending_token_counts_and_says_nothing() -> None:
-    s, told = choice(), list[Event]()
-    assert tell(s, 1, END, 2, 2, told=told) == (2, True), "what a burst holds beyond it is not the answer's"
-    assert told == [Delta(5, 0, "a", 2, (), STAMPS, (1, END)), Finished(5, 0, "stop", 2)]
-    assert s.tokens == [8, 9, 1, END]
-
-
-def test_an_answer_that_ends_at_once_has_no_text() -> None:
-    s, told = choice(), list[Event]()
-    assert tell(s, END, told=told) == (1, True)
-    assert told == [Finished(5, 0, "stop", 1)]
-
-
-def test_what_may_become_a_stop_string_is_held_back() -> None:
-    s, told = choice(stop=("stop",)), list[Event]()
-    tell(s, 1, 3, told=told)
-    assert told == [Delta(5, 0, "a", 2, (), STAMPS, (1, 3))]
-    tell(s, 3, told=told)
-    assert told[1:] == [Delta(5, 0, "st", 1, (), None, (3,))], "the first st was none, the second may be"
-    assert tell(s, 4, 1, told=told) == (1, True)
-    assert told[2:] == [Finished(5, 0, "stop", 4)]
-
-
-def test_the_last_token_that_may_be_ends_it() -> None:
-    s, told = choice(3), list[Event]()
-    assert tell(s, 1, told=told) == (1, False)
-    assert tell(s, 1, 2, 2, told=told) == (2, True)
-    assert told[1:] == [Delta(5, 0, "abc", 2, (), None, (1, 2)), Finished(5, 0, "length", 3)]
-
-
-def test_a_stop_string_with_the_last_token_is_a_stop() -> None:
-    s, told = choice(2, stop=("stop",)), list[Event]()
-    assert tell(s, 3, 4, told=told) == (2, True)
-    assert told == [Finished(5, 0, "stop", 2)]
-
-
-def test_what_was_held_back_is_told_at_the_end() -> None:
-    s, told = choice(1, stop=("stop",)), list[Event]()
-    tell(s, 3, told=told)
-    assert told == [Delta(5, 0, "st", 1, (), STAMPS, (3,)), Finished(5, 0, "length", 1)]
-
-
-def test_logprobs_go_out_with_or_without_text() -> None:
-    one, two = TokenLogprob(7, b"", -1.0), TokenLogprob(1, b"a", -2.0)
-    s, told = choice(), list[Event]()
-    by = teller()
-    by.take(s, Drawn((7,), (one,)), 8.0, told)
-    by.take(s, Drawn((1, END), (two, TokenLogprob(END, b"", -3.0))), 9.0, told)
-    assert told == [
-        Delta(5, 0, "", 1, (one,), None, (7,)),
-        Delta(5, 0, "a", 2, (two,), STAMPS, (1, END)),
-        Finished(5, 0, "stop", 3),
+def test_booking_needs_no_telling() -> None:
+    t, sequence = teller(), made(max_tokens=3)
+    booked = [t.book(sequence, Drawn((token,)), 5.0 + i) for i, token in enumerate((1, 2, 3))]
+    assert [taken.reason for taken in booked] == [None, None, "length"]
+    assert [taken.drawn for taken in booked] == [1, 2, 3]
+    assert (sequence.tokens, sequence.drawn, t.tokens) == ([1, 2, 3, 1, 2, 3], 3, 3)
+    assert (sequence.untold, sequence.shown) == ([], False), "telling has not begun"
+    assert t.tell(booked) == [
+        Delta(7, 0, "a", 1, (), Marks(1.0, 2.0, 3.0, 4.0, 5.0), (1,)),
+        Delta(7, 0, "b", 1, (), None, (2,)),
+        Delta(7, 0, "c", 1, (), None, (3,)),
+        Finished(7, 0, "length", 3),
     ]
 
 
-def test_tokens_are_counted_as_far_as_they_are_the_answers() -> None:
-    by = teller()
-    tell(choice(), 1, 2, by=by)
-    tell(choice(1), 1, 2, 2, by=by)
-    assert by.tokens == 3
+def test_an_ending_token_is_counted_and_not_shown() -> None:
+    t, sequence = teller(), made()
+    booked = [t.book(sequence, Drawn((1,)), 5.0), t.book(sequence, Drawn((EOG,)), 6.0)]
+    assert t.tell(booked)[1:] == [Finished(7, 0, "stop", 2)]
+    assert sequence.untold == [EOG], "no event told of it"
 
 
-def test_a_replay_goes_on_without_marks_if_its_reader_has_text() -> None:
-    s, told = choice(resume=(1, 3)), list[Event]()
-    tell(s, 2, told=told)
-    assert told == [Delta(5, 0, "bc", 1, (), None, (2,))]
+def test_what_a_burst_holds_after_its_end_is_not_booked() -> None:
+    for drawn, ids, reason in (((1, EOG, 2), (1, EOG), "stop"), ((1, 2, 3, 1), (1, 2, 3), "length")):
+        t, sequence = teller(), made(max_tokens=3)
+        taken = t.book(sequence, Drawn(drawn), 5.0)
+        assert (taken.ids, taken.reason, taken.drawn, t.tokens) == (ids, reason, len(ids), len(ids))
+        assert sequence.tokens == [1, 2, 3, *ids]
 
 
-def test_a_replay_remembers_half_a_stop_string() -> None:
-    s, told = choice(stop=("stop",), resume=(1, 3)), list[Event]()
-    assert tell(s, 4, told=told) == (1, True)
-    assert told == [Finished(5, 0, "stop", 3)]
+def test_half_a_character_is_told_when_it_is_whole_with_the_marks_of_that_step() -> None:
+    t, sequence = teller(), made()
+    booked = [t.book(sequence, Drawn((token,)), 5.0 + i) for i, token in enumerate((5, 6, 7))]
+    assert t.tell(booked) == [Delta(7, 0, "€", 3, (), Marks(1.0, 2.0, 3.0, 4.0, 7.0), (5, 6, 7))]
+
+
+def test_logprobs_are_of_text_only() -> None:
+    t, sequence = teller(), made()
+    logprobs = tuple(TokenLogprob(token, piece(token), -1.0) for token in (1, EOG))
+    (delta, _) = t.tell([t.book(sequence, Drawn((1, EOG), logprobs), 5.0)])
+    assert isinstance(delta, Delta)
+    assert delta.logprobs == logprobs[:1]
+    assert delta.ids == (1, EOG)
+
+
+# --- who owns the detokenizer
+
+
+def test_without_stop_strings_booking_leaves_the_detokenizer_alone() -> None:
+    t, sequence = teller(), made()
+    taken = t.book(sequence, Drawn((5,)), 5.0)
+    assert taken.text is None
+    assert sequence.detokenizer.feed(b"\x82\xac") == "\ufffd\ufffd", "it has not seen the first byte"
+
+
+def test_with_stop_strings_telling_leaves_the_detokenizer_alone() -> None:
+    t, sequence = teller(), made(stop=("bc",))
+    booked = [t.book(sequence, Drawn((token,)), 5.0) for token in (1, 2, 3)]
+    assert [(taken.text, taken.reason) for taken in booked] == [("a", None), ("", None), ("", "stop")]
+    del sequence.detokenizer
+    events = t.tell(booked)
+    assert texts(events) == ["a"]
+    assert events[-1] == Finished(7, 0, "stop", 3)
+
+
+def test_what_was_held_back_is_told_at_the_end() -> None:
+    t, sequence = teller(), made(max_tokens=2, stop=("bc",))
+    events = t.tell([t.book(sequence, Drawn((token,)), 5.0) for token in (1, 2)])
+    assert texts(events) == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_does_not_matter_how_far_telling_lags_behind(seed: int) -> None:
+    rng = random.Random(seed)
+    stop = rng.choice([(), ("abc",), ("é", "ca")])
+    bursts = [tuple(rng.choices(range(1, 10), k=rng.randint(1, 3))) for _ in range(rng.randint(1, 30))]
+    bursts.append((EOG,))
+    length = rng.randint(1, 60)
+
+    def told(lag: float) -> list[Event]:
+        t, sequence = teller(), made(length, stop)
+        events: list[Event] = []
+        late: list[Taken] = []
+        chance = random.Random(seed)
+        for i, burst in enumerate(bursts):
+            late.append(t.book(sequence, Drawn(burst), float(i)))
+            over = late[-1].reason
+            if chance.random() >= lag or over:
+                events += t.tell(late)
+                late.clear()
+            if over:
+                break
+        return events
+
+    at_once = told(0.0)
+    assert isinstance(at_once[-1], Finished)
+    assert told(0.5) == told(1.0) == at_once

@@ -134,6 +134,19 @@ def test_it_serves_a_generation_and_tells_the_time() -> None:
         assert [type(e) for e in wire.events] == [Admitted, Delta, Delta, Delta, Finished]
 
 
+def test_readers_told_beside_the_next_step_hear_the_same_and_pings_wait_their_turn() -> None:
+    settings = {"script": LETTERS * 20, "step_s": 0.0005}
+    with spawned(framed(Blueprint("headrace.testing:scripted_worker", settings, {"overlap": True}))) as wire:
+        wire.send(*(Submit(Generation(rid, [rid, 2, 3], 400)) for rid in range(1, 4)))
+        wire.until_event(lambda e: isinstance(e, Delta))
+        for _ in range(20):
+            wire.send(Ping())
+            wire.until(lambda r: isinstance(r, Pong))
+        while sum(map(is_end, wire.events)) < 3:
+            assert wire.report() is not None
+        assert [wire.text(rid) for rid in range(1, 4)] == ["abcdefghijklmnopqrstuvwxyz" * 15 + "abcdefghij"] * 3
+
+
 def test_a_frame_a_step() -> None:
     with spawned(blueprint()) as wire:
         wire.send(*(Submit(Generation(rid, [rid, 2, 3], 4)) for rid in range(8)))

@@ -33,5 +33,7 @@ class Limits:
     """Seconds to the first token that a prompt has at least, before it is due."""
     fuse: bool = True
     speculation: bool = False
+    overlap: bool = False
+    """Readers are told beside the next step."""
     pace: Pace | None = None
     """Steps are as long as this says, by a cost model; None: as long as the two fixed chunks make them."""

@@ -122,6 +122,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     preempted: tuple[Choice, ...] = ()
     work: Work | None = None
     """None: the cost model is not to learn from it."""
+    decodes: bool = False
+    """Nobody waits for what it gives: its readers have read something before, and may be told beside the next step."""
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Which tokens does the next step compute?
 
     plan(now) ──► begin(plan, now) ──► engine ──► apply(plan, result, now)
-     decides        admits, makes room              books what was computed, says what became visible
+     decides        admits, makes room              books what was computed, for `core.teller` to tell
 
 Rules:
 1. Decodes first: every reader gets a token in every step, whatever else is in it.
@@ -32,7 +32,7 @@ from headrace.core.plan import Admission, Chunk, Draw, Drawn, KvOp, Plan, Share,
 from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
-from headrace.core.teller import Teller
+from headrace.core.teller import Taken, Teller
 
 STRETCH = 1.0 + 1.0 / AGEING
 """A prompt without a deadline is due after this many times the seconds that it takes alone: what is left to do of a
@@ -76,7 +76,7 @@ class Scheduler:
             prefix_cache=limits.prefix_cache,
         )
         self._pool = pool
-        self._teller = Teller(piece, eog)
+        self.teller = Teller(piece, eog)
         self._drafter = drafter
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -87,10 +87,7 @@ class Scheduler:
         self.preemptions = 0
 
     def __repr__(self) -> str:
-        running, waiting, cached = len(self.running), len(self.waiting), len(self.residency.idle)
-        return f"<Scheduler [{running} running, {waiting} waiting, {cached} cached]>"
-
-    # What comes in.
+        return f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {self.residency!r}]>"
 
     def submit(self, generation: Generation, now: float, outside: Outside | None = None, *, hold: float = 0.0) -> None:
         """Queue all choices of a generation.
@@ -98,7 +95,7 @@ class Scheduler:
         `outside`: a prefix of it that is kept outside the pool. `hold`: it is being fetched, wait for `fetched` until
         then.
         """
-        come = sequences(generation, now, self._teller.piece)
+        come = sequences(generation, now, self.teller.piece)
         if not come:
             return
         known, _ = self.residency.match(come[0])
@@ -146,7 +143,7 @@ class Scheduler:
     @property
     def completion_tokens(self) -> int:
         """Drawn since start."""
-        return self._teller.tokens
+        return self.teller.tokens
 
     @property
     def decode_share(self) -> float:
@@ -216,7 +213,7 @@ class Scheduler:
         if not shares:
             return None
         work = Work(taken, base.decode, base.positions + spent, base.width + taken)
-        return Plan(tuple(shares), tuple(door.admissions), work=work if self.cost is not None else None)
+        return Plan(tuple(shares), tuple(door.admissions), (), work if self.cost is not None else None, not taken)
 
     def _decodes(self, shares: list[Share]) -> Plan:
         """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
@@ -229,7 +226,7 @@ class Scheduler:
                 work = drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
             if work is base and self._steps % SAMPLE:
                 work = None
-        return Plan(tuple(shares), work=work)
+        return Plan(tuple(shares), work=work, decodes=True)
 
     def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""
@@ -336,9 +333,9 @@ class Scheduler:
         tokens = s.tokens[s.computed : end]
         return Chunk(s.slot, s.computed, [*tokens, *guesses] if guesses else tokens, draw)
 
-    def apply(self, plan: Plan, result: StepResult, restored: float, now: float) -> list[Event]:
-        """Book a computed step. `restored`: when its batch began; `now`: when its tokens were drawn."""
-        events: list[Event] = []
+    def apply(self, plan: Plan, result: StepResult, restored: float, now: float) -> list[Taken]:
+        """Book a computed step: what is to be told. `restored`: when its batch began; `now`: when it was drawn from."""
+        taken: list[Taken] = []
         self._steps += 1
         if plan.work is not None and self.cost is not None and result.computed_at > restored:
             seconds, work = result.computed_at - restored, plan.work
@@ -357,19 +354,20 @@ class Scheduler:
                 continue
             if sequence.prefilled is None:
                 sequence.prefilled = result.computed_at
-            self._take(share, drawn, now, events)
+            taken.append(self._take(share, drawn, now))
         self.residency.shrink()
-        return events
+        return taken
 
     def _computed(self, sequence: Sequence, count: int) -> None:
         start = sequence.computed
         self.residency.extend(sequence, count)
         self.prompt_tokens += max(0, min(sequence.computed, len(sequence.generation.prompt)) - start)
 
-    def _take(self, share: Share, drawn: Drawn, now: float, events: list[Event]) -> None:
+    def _take(self, share: Share, drawn: Drawn, now: float) -> Taken:
         """Book drawn tokens, and which of those in the KV are worth keeping."""
         sequence, guesses = share.sequence, len(share.guesses)
-        count, over = self._teller.take(sequence, drawn, now, events)
+        taken = self.teller.book(sequence, drawn, now)
+        count = len(taken.ids)
         if guesses:
             self.residency.settle(sequence, guesses, count - 1)
             assert sequence.speculator is not None
@@ -377,10 +375,11 @@ class Scheduler:
         else:
             for _ in range(count - 1):
                 self._computed(sequence, 1)  # a burst: the token before this one is in the KV
-        if over:
+        if taken.reason:
             if len(drawn.tokens) > 1:
                 self.residency.cut(sequence, sequence.computed)  # the engine went past the token that ended it
             self._retire(sequence, keep=True)
+        return taken
 
     def fail(self, plan: Plan, message: str) -> list[Event]:
         """The engine could not compute the plan: its generations end, what they had in the KV is not to be trusted."""

@@ -23,7 +23,7 @@ from headrace.core.speculation import Speculator
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Owned and changed by the scheduler alone. Stamps in seconds on the engine's clock."""
+    """Owned by the scheduler, but for what `core.teller` names. Stamps in seconds on the engine's clock."""
 
     generation: Generation
     index: int
@@ -48,11 +48,10 @@ class Sequence:
     prefilled: float | None = None
     shown: bool = False
     """Some text went out."""
-    untold: int = 0
-    """Tokens drawn since the last event."""
+    untold: list[int] = field(default_factory=list)
+    """Tokens told since the last event."""
     unsaid: list[TokenLogprob] = field(default_factory=list)
-    """Logprobs of tokens drawn since the last event."""
-
+    """Their logprobs."""
     speculator: Speculator | None = None
 
     def __repr__(self) -> str:

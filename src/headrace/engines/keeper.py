@@ -219,10 +219,13 @@ class Keeper:
 
     # Between steps.
 
-    def save(self, *, busy: bool = False) -> bool:
-        """Copy one block out, if there is one to copy and, while the engine is `busy`, if it is time."""
+    def save(self, ahead: Callable[[], None] | None = None) -> bool:
+        """Copy one block out, if there is one to copy and, while the engine has work, if it is time.
+
+        `ahead`: given while the engine has work; what must not wait for the copy.
+        """
         began = self._clock()
-        if busy and began < self._owed:
+        if ahead is not None and began < self._owed:
             return False
         residency = self._scheduler.residency
         while (found := residency.unsaved(self._least)) is not None:
@@ -232,6 +235,8 @@ class Keeper:
                 residency.saved.add(slot)
                 continue
             block = missing[0]
+            if ahead is not None:
+                ahead()
             try:
                 kept = self._store.put(block, self._engine.save(slot, block.start, block.end))
             except StepFailed:

@@ -27,7 +27,8 @@ import numpy as np
 
 from headrace.core.clock import Clock
 from headrace.core.errors import StartupError
-from headrace.core.plan import Chunk, Drawn, StepResult
+from headrace.core.plan import Chunk, Draw, Drawn, StepResult
+from headrace.core.request import Decay, Sampling
 from headrace.core.sampler import Scratch, draw
 from headrace.core.verification import verify
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
@@ -41,6 +42,18 @@ _KV_TYPES = {"f16": 1, "q8_0": 8}
 
 MAX_SLOTS = 255
 """LLAMA_MAX_SEQ - 1: of the sequence ids that one context can tell apart, one is for copies out and in."""
+
+WARM = (
+    Sampling(temperature=0.0),
+    Sampling(),
+    Sampling(top_p=0.9),
+    Sampling(top_k=40, min_p=0.05),
+    Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    Sampling(logit_bias=((0, -1.0),), decay=Decay(10, 0.95, 0.4)),
+    Sampling(temperature=0.0, logprobs=5),
+    Sampling(top_p=0.9, logprobs=5),
+)
+"""Ways to draw, for one step of a full batch: the first use of some costs as much as a decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +150,21 @@ class LlamaEngine:
         self._scratch = Scratch(self.info.n_vocab)
 
     def _warm(self) -> None:
-        """Page the weights in and build the graphs of a decode and of a prompt: the first user must not pay for it."""
+        """Page the weights in, compute a decode and a prompt, draw in every way: the first user must not pay for it.
+
+        A graph is not cheaper the second time, whatever its size, and the rest of the buffers that long prompts need is
+        touched in 1 % of the time that the first one takes: neither is worth a longer start.
+        """
         token = self.info.bos if self.info.bos is not None else 0
-        for n in (1, min(64, self.n_batch), 1):
+        for n in (1, min(64, self.n_batch)):
             self.step([Chunk(0, 0, [token] * n, None)])
             if n > 1:
                 self._snapshots = Snapshots(self._model, self._context, scratch=self.n_slots, sample=0)
             self.trim(0, 0)
+        ways = WARM[: min(self.n_slots, self.n_batch)]
+        self.step([Chunk(slot, 0, [token], Draw(way, 0, 1, [token], 1)) for slot, way in enumerate(ways)])
+        for slot in range(len(ways)):
+            self.trim(slot, 0)
 
     @cached_property
     def fingerprint(self) -> bytes:

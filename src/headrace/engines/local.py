@@ -19,8 +19,9 @@ from headrace.core.kv import Pin
 from headrace.core.limits import Limits
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StepEngine
-from headrace.engines.stepper import Deliver, Stepper
+from headrace.engines.stepper import Stepper
 from headrace.engines.streams import Streams
+from headrace.engines.telling import Deliver
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,13 @@
 
       any thread                      engine thread                              deliver(events)
     submit ─┐                ┌────────────────────────────────┐
-    cancel ─┼─► inbox ──────►│ plan ► begin ► step ► apply    │────► once a step, on the engine thread: hands over only
+    cancel ─┼─► inbox ──────►│ plan ► begin ► step ► apply    │────► once a step: hands over only
     pause  ─┘                └────────────────────────────────┘
 
 Rules: one thread makes the engine, warms it and touches it and the scheduler; commands wait in the inbox for the end
 of the running step, except that a cancel gives up a step that works mostly for the cancelled; the loop sleeps when
-there is nothing to do.
+there is nothing to do. Readers of a step that brought no first token may be told by another thread, while the next
+step runs (`engines.telling`); nothing overtakes that: no other event, no command, no end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.core.speculation import Proposer, Speculation
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.engines.keeper import Keeper, TierSettings, open_store
+from headrace.engines.telling import Deliver, Telling
 from headrace.kv.cells import PADDING
 from headrace.kv.mining import Miner
 from headrace.kv.pool import Pool
@@ -48,7 +50,6 @@ ENOUGH = 500
 CLOSE_S = 2.0
 """How long what is not saved yet may hold up the end."""
 
-Deliver = Callable[[list[Event], EngineStats], None]
 _Command = Callable[[], None]
 
 CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
@@ -56,7 +57,7 @@ CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
 
 
 class Stepper:
-    """Owns `engine` from `start` to `close`. Commands may come from any thread; `deliver` runs on the engine thread."""
+    """Owns `engine` from `start` to `close`. Commands come from any thread; `deliver` runs on one thread at a time."""
 
     def __init__(
         self,
@@ -75,7 +76,6 @@ class Stepper:
         self._learned = learned
         self._engine = engine
         self._clock = clock
-        self._deliver = deliver
         self._keeper: Keeper | None = None
         self._torn: set[int] = set()
         """Slots of this step that a block is missing from."""
@@ -93,6 +93,7 @@ class Stepper:
             cost=cost,
             drafter=drafter,
         )
+        self._telling = Telling(self.scheduler.teller.tell, deliver, overlap=limits.overlap)
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
         self._open = True
@@ -173,6 +174,7 @@ class Stepper:
                     self.step(plan)
                     self._drain(block=False)
         finally:
+            self._telling.close()
             try:
                 if self._keeper is not None:
                     self._keeper.close(CLOSE_S)
@@ -182,6 +184,7 @@ class Stepper:
 
     def _rest(self, planned: float) -> None:
         """There was nothing to compute at `planned`: look after what is kept, then sleep until a command comes."""
+        self._telling.drain()
         self._carry_out()  # a cancel can free a slot although no step follows
         keeper = self._keeper
         if keeper is not None and self._inbox.empty():
@@ -198,7 +201,7 @@ class Stepper:
             self._learned(cost)
             self._learned = None
         self._look_up()
-        self._deliver([], self.stats())
+        self._telling.deliver([], self.stats())
         # As of the plan: who has given up since then is in the next one, and who had before waits for something else.
         times = self.scheduler.held_until(planned), None if keeper is None else keeper.look_at()
         until = min((time for time in times if time is not None), default=None)
@@ -243,6 +246,7 @@ class Stepper:
             return
         try:
             command = self._inbox.get(timeout=timeout) if block else self._inbox.get_nowait()
+            self._telling.drain()
             while True:
                 command()
                 command = self._inbox.get_nowait()
@@ -252,7 +256,7 @@ class Stepper:
     def _submit(self, generation: Generation) -> None:
         fault = self._fault(generation)
         if fault:
-            self._deliver([Failed(generation.rid, "engine_refused", fault)], self.stats())
+            self._telling.deliver([Failed(generation.rid, "engine_refused", fault)], self.stats())
         elif self._keeper is not None:
             self._keeper.submit(generation, self._clock())
         else:
@@ -285,10 +289,11 @@ class Stepper:
         self._in_step = plan.by_generation()
         self._torn.clear()
         if events:
-            self._deliver(events, self.stats())
+            self._telling.deliver(events, self.stats())
         if not plan.shares:
             return
         chunks = scheduler.chunks(plan)
+        self._telling.start()
         restored = self._clock()
         try:
             result = self._engine.step(chunks)
@@ -298,19 +303,23 @@ class Stepper:
             log.error("step failed: %s", error)
             events = scheduler.fail(plan, "the engine could not compute this request")
             self._carry_out()
+            taken = None
         else:
             self._steps += 1
             self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
             if self._steps % LOOK_UP_EVERY == 0:
                 self._look_up()
-            events = scheduler.apply(plan, result, restored, self._clock())
+            taken = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
             self._in_step = {}
-        self._deliver(events, self.stats())
+        if taken is None:
+            self._telling.deliver(events, self.stats())
+        else:
+            self._telling.tell(taken, self.stats(), now=not plan.decodes)
         # Beside a prompt that somebody waits for, no reader's gap may become longer by a copy.
         if self._keeper is not None and not (plan.prompts and plan.reading):
-            self._keeper.save(busy=True)
+            self._keeper.save(self._telling.drain)
 
     def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
         """Do the KV operations that the scheduler has decided. `events`: what begins with them, corrected."""

@@ -33,7 +33,8 @@ from headrace.engines import frames
 from headrace.engines.base import EngineStats, StepEngine
 from headrace.engines.calibration import calibration_file, load_calibration, save_calibration
 from headrace.engines.keeper import TierSettings
-from headrace.engines.stepper import CLOSE_S, Deliver, Stepper
+from headrace.engines.stepper import CLOSE_S, Stepper
+from headrace.engines.telling import Deliver
 
 
 class Blueprint(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ class _Writer:
         self._thread.start()
 
     def step(self, events: list[Event], stats: EngineStats) -> None:
-        """Called by the computing thread, and by no other."""
+        """Called by the thread that tells, see `engines.telling`."""
         self.send(frames.Step(events, stats))
 
     def send(self, report: frames.Report) -> None:
