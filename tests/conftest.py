@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,21 @@ from headrace.core.errors import StartupError
 from headrace.engines.llama import LlamaEngine, LlamaSettings
 from headrace.models import Store
 from redis_server import RedisServer, redis_or_skip
+
+
+def _own_cache() -> None:
+    """A cache directory for this run, with the models of the real one: what other runs and servers kept of KV would
+    make cold prompts warm, and what these keep is no business of theirs."""
+    models = cache_home() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    home = tempfile.mkdtemp(prefix="headrace-tests-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    (Path(home) / "headrace").mkdir()
+    (Path(home) / "headrace" / "models").symlink_to(models)
+    os.environ["XDG_CACHE_HOME"] = home
+
+
+_own_cache()
 
 
 @pytest.fixture(scope="session")

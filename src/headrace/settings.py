@@ -124,7 +124,7 @@ class Engine:
         "beyond it.")
     max_running: int = _row(16, "sequences", low=1, high=256, help=
         "Sequences that are computed at the same time at the very most; more wait in the queue.")
-    slots: int = _row(64, "sequences", low=1, high=255, help=
+    slots: int = _row(64, "sequences", low=1, high=256, help=
         "KV sequence ids, for running sequences and for finished ones kept for reuse.")
     step_tokens: int = _row(512, "tokens", low=16, high=8192, help=
         "Most prompt tokens in a step when their number is chosen by `optimizations.adaptive_chunks`.")

@@ -178,7 +178,7 @@ async def ready_again(server: Asking) -> None:
 
 @on_loop
 async def test_oc_03_engine_process_dies_in_the_middle_of_a_stream(tiny: Callable[..., Tiny]) -> None:
-    server = tiny(engine_max_running=1, engine_prefix_cache=False)
+    server = tiny(engine_max_running=1, engine_prefix_cache=False, optimizations_replay=False)
     async with server.calls():
         await server.alive()
         wire = await Wire.open(server.port, server.model, None)

@@ -320,7 +320,7 @@ def test_books_hold_with_everything_on() -> None:
         guesses, right = guesses + chaos.speculation.proposed, right + chaos.speculation.accepted
         replays += sum(bool(generation.resume) for generation in rig.transcript.asked.values())
     assert preemptions > 10
-    assert loaded > 150
+    assert loaded > 100
     assert torn > 20, "too little gets lost"
     assert guesses - right > 100
     assert right > 100
