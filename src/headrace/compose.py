@@ -147,7 +147,7 @@ def make_tiers(config: Config) -> TierSettings | None:
 PROFILES = {
     "voice": (0.3, 0.06, 0.1, 0.2),
     "chat-strict": (0.5, 0.04, 0.1, 0.25),
-    "chat": (1.0, 0.1, 0.145, 0.58),
+    "chat": (1.0, 0.1, 0.13, 0.58),
     "reading": (2.0, 0.155, 0.3, 1.0),
 }
 
