@@ -286,9 +286,9 @@ class Rig:
         assert plan.tokens <= limits.step_tokens
         assert all(0 < share.count - len(share.guesses) <= share.sequence.pending for share in plan.shares)
         prefilling = [s for s in self.scheduler.running if not s.paused and s not in decodes]
-        assert limits.least_slack or not prefilling or prefilling[0] in {share.sequence for share in plan.shares}, (
-            "the first prompt goes on"
-        )
+        assert (
+            limits.earliest_deadline or not prefilling or prefilling[0] in {share.sequence for share in plan.shares}
+        ), "the first prompt goes on"
         if not self.bursts:
             assert plan.tokens <= self.pool.free, f"a step of {plan.tokens} tokens; {self.pool.real!r}"
 

@@ -115,7 +115,7 @@ def make_limits(config: Config) -> Limits:
         idle_cells=e.idle_cells,
         prefix_cache=e.prefix_cache,
         await_prefix=o.await_prefix,
-        least_slack=o.least_slack,
+        earliest_deadline=o.earliest_deadline,
         ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
         fuse=o.ttft_fuse,
         speculation=o.speculation,

@@ -177,7 +177,7 @@ class Optimizations:
     adaptive_chunks: bool = _row(True, "", help=
         "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: "
         "`engine.prefill_chunk`.")
-    least_slack: bool = _row(True, "", help=
+    earliest_deadline: bool = _row(True, "", help=
         "Compute prompts in the order in which they are due, short ones sooner; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")
     await_prefix: bool = _row(True, "", help=
@@ -187,7 +187,7 @@ class Optimizations:
     tiers: bool = _row(True, "", help="Keep the KV of idle conversations outside the pool, see `tiers`.")
     replay: bool = _row(True, "", help="Go on with live streams when the engine had to be started again.")
     speculation: bool = _row(True, "", help="Guess tokens ahead and check them in one step; the text stays the same.")
-    overlap: bool = _row(False, "", help="Tell readers of a step while the next one is computed.")
+    overlap: bool = _row(True, "", help="Tell readers of a step while the next one is computed.")
 
 
 @dataclass(frozen=True, slots=True)

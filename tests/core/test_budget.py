@@ -32,7 +32,8 @@ def room(seconds: float, *, decodes: int = 0, tokens: int = 512, width: int = 0)
     ],
 )
 def test_the_length_of_a_step(reading: int, burnt: int, finishing: int, seconds: float) -> None:
-    assert PACE.seconds(reading, burnt, finishing) == seconds
+    crowd = PACE.crowd(reading, finishing)
+    assert PACE.seconds(reading, burnt=burnt > 0, crowd=crowd) == seconds
 
 
 def test_what_fits_whole_is_given_whole() -> None:

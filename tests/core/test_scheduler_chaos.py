@@ -219,7 +219,7 @@ def wild_limits(rng: random.Random, max_running: int, cells: int) -> Limits:
         prefill_chunk=rng.randint(8, 58),
         idle_cells=rng.choice([cells // 2, cells]),
         warm_cells=rng.choice([None, 0, cells // 4]),
-        least_slack=rng.random() < 0.8,
+        earliest_deadline=rng.random() < 0.8,
         await_prefix=rng.random() < 0.8,
         fuse=rng.random() < 0.8,
         speculation=True,

@@ -18,7 +18,7 @@ from headrace.core.sequence import Sequence, common_prefix
 
 PACE = Pace()
 LIMITS = Limits(
-    max_batch=8, max_running=16, step_tokens=576, prefill_chunk=512, idle_cells=1536, least_slack=True, pace=PACE
+    max_batch=8, max_running=16, step_tokens=576, prefill_chunk=512, idle_cells=1536, earliest_deadline=True, pace=PACE
 )
 COST = CostModel(TRUE)
 
@@ -44,7 +44,7 @@ def test_a_question_passes_a_document() -> None:
 
 
 def test_without_it_who_comes_first_goes_first() -> None:
-    sim = Simulator(replace(LIMITS, least_slack=False))
+    sim = Simulator(replace(LIMITS, earliest_deadline=False))
     document = sim.ask(0.0, 3000)
     question = sim.ask(0.5, 20)
     sim.run()

@@ -20,7 +20,7 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, Drawn, Plan
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, StepFailed
-from headrace.engines.keeper import LOOK_S, SHARE, TRIES, Keeper, TierSettings, open_store
+from headrace.engines.keeper import COPY_S, LOOK_S, SHARE, TRIES, Keeper, TierSettings, open_store
 from headrace.engines.stepper import Stepper
 from headrace.kv.blob import BLOCK, blocks, pack
 from headrace.kv.disk import Disk
@@ -317,6 +317,29 @@ def test_no_copy_lengthens_a_gap_beside_a_prompt() -> None:
             saves += 1
         assert saves > 2
         assert len(h.engine.saves) == 1, "and when it has its first token there is time"
+
+
+def test_a_copy_waits_until_a_gap_has_room_for_it() -> None:
+    with house(limits=Limits(idle_cells=8192, pace=Pace(itl=0.1))) as h:
+        h.answered(P)
+        h.engine.saves.clear()
+        h.clock.advance(10.0)
+        assert not h.keeper.save(lambda: None, spare=COPY_S / 2)
+        assert h.engine.saves == []
+        assert h.keeper.save(lambda: None, spare=COPY_S)
+        assert len(h.engine.saves) == 1
+        h.clock.advance(10.0)
+        assert not h.keeper.save(lambda: None, spare=SAVE_S / 2), "it is judged by the one before"
+        h.ask(prompt(20, 3), 50)
+        h.step()
+        plan = h.scheduler.plan(h.clock())
+        assert plan is not None
+        assert h.stepper._spare(plan, 0.03) == pytest.approx(0.07), "what is left of the readers' gap"
+        h.ask(prompt(400, 4), 50)
+        plan = h.scheduler.plan(h.clock())
+        assert plan is not None
+        assert plan.prompts
+        assert h.stepper._spare(plan, 0.03) == 0.0
 
 
 def test_what_the_engine_cannot_save_is_left_alone() -> None:
@@ -620,7 +643,7 @@ def test_a_prefix_that_is_given_is_computed_when_there_is_time() -> None:
 
 
 def test_others_come_first() -> None:
-    with house(limits=Limits(least_slack=True)) as h:
+    with house(limits=Limits(earliest_deadline=True)) as h:
         h.keeper.pin([pin(P)])
         h.keeper.fill(h.clock())
         rid = h.ask(prompt(10, 5))

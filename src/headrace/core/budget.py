@@ -45,14 +45,14 @@ class Pace:
     guard: float = 0.25
     fuse: float = 0.1
 
-    def seconds(self, reading: int, burnt: int, finishing: int) -> float:
-        """Of a step beside `reading` readers, `burnt` prompts past their fuse, `finishing` newcomers short."""
-        crowd = CROWD * finishing > max(reading, CROWD)
-        if not reading:
-            return max(self.guard, self.stall) if crowd else self.guard
-        if crowd:
-            return max(self.itl_hard, self.stall)
-        return self.itl_hard if burnt else self.itl
+    def crowd(self, reading: int, finishing: int) -> bool:
+        """Are `finishing` newcomers worth one long gap to `reading` readers?"""
+        return CROWD * finishing > max(reading, CROWD)
+
+    def seconds(self, reading: int, *, burnt: bool, crowd: bool) -> float:
+        """Of a step beside `reading` readers; `burnt`: some prompt is past its fuse."""
+        usual = self.itl_hard if reading and burnt else self.itl if reading else self.guard
+        return max(usual, self.stall) if crowd else usual
 
 
 def finishing(newcomers: Iterable[float], seconds: float) -> int:

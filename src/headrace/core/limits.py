@@ -27,7 +27,7 @@ class Limits:
     """KV cells that they keep of what is saved outside; None: as many."""
     prefix_cache: bool = True
     await_prefix: bool = True
-    least_slack: bool = False
+    earliest_deadline: bool = False
     """Off: first come, first served."""
     ttft: float = 0.0
     """Seconds to the first token that a prompt has at least, before it is due."""

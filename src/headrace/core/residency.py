@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 
 from headrace.core.kv import CellPool, Kept, PrefixIndex
 from headrace.core.plan import Admission, Copy, KvOp, Load, Trim
-from headrace.core.request import Generation
 from headrace.core.sequence import Sequence
 
 
@@ -62,15 +61,11 @@ class Residency:
 
     def match(self, sequence: Sequence) -> tuple[int, int | None]:
         """(length, slot) of the prefix that need not be computed; the last token always is, for its logits."""
-        return self.find(sequence.generation, sequence.tokens)
-
-    def find(self, generation: Generation, tokens: list[int]) -> tuple[int, int | None]:
-        """The same, of `tokens` that belong to a generation."""
-        index = self._indexes.get(generation.salt)
-        if index is None or not (self._prefix_cache and generation.cache):
+        index = self._indexes.get(sequence.generation.salt)
+        if index is None or not self.reuses(sequence):
             return 0, None
-        length, slot = index.match(tokens)
-        length = min(length, len(tokens) - 1)
+        length, slot = index.match(sequence.tokens)
+        length = min(length, len(sequence.tokens) - 1)
         return length, slot if length else None
 
     def resident(self, tokens: list[int], salt: str) -> int:

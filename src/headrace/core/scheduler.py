@@ -231,7 +231,7 @@ class Scheduler:
     def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""
         waiting = [s for s in self.waiting if not s.paused and now >= s.hold]
-        if not self.limits.least_slack:
+        if not self.limits.earliest_deadline:
             return running + waiting
         # Not by what is left of it as well: whoever gets a chunk would fall behind its equals, and all end at the end.
         return sorted(running + waiting, key=attrgetter("due"))
@@ -266,9 +266,9 @@ class Scheduler:
             if places >= (limits.max_batch - limits.max_running if s in burnt else 0):
                 have = max(s.computed, s.known)
                 newcomers.append(cost.prefill(have, len(s.tokens) - have))
-        seconds = pace.seconds(reading, len(burnt), finishing(newcomers, pace.stall - cost.predict(base)))
-        whole = seconds > max(pace.itl_hard, pace.guard)
-        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=whole)
+        crowd = pace.crowd(reading, finishing(newcomers, pace.stall - cost.predict(base)))
+        seconds = pace.seconds(reading, burnt=bool(burnt), crowd=crowd)
+        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=crowd)
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""

@@ -40,6 +40,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     created: int = 0
     """Unix time for `GET /v1/models`."""
 
+    def refusal(self, generation: Generation) -> str | None:
+        """Why an engine would break on this; the server refuses such requests with a better message."""
+        n = len(generation.prompt)
+        if not 0 < n < self.n_ctx:
+            return f"the prompt has {n} tokens; the engine takes 1 to {self.n_ctx - 1}"
+        if generation.max_tokens < 1 or n + generation.max_tokens > self.n_ctx:
+            return f"prompt and max_tokens are {n} + {generation.max_tokens}; the engine holds {self.n_ctx}"
+        if min(generation.prompt) < 0 or max(generation.prompt) >= self.n_vocab:
+            return f"a token id is outside 0 to {self.n_vocab - 1}"
+        return None
+
 
 class StepAborted(Exception):
     """`abort()` came while the step ran. The KV of the step's slots is as it was before the step."""

@@ -11,6 +11,7 @@ computing is left alone. Pinned prefixes stay in RAM, whatever else has to go.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,9 @@ LEAST_RAM_MIB = 64
 
 OPEN_S = 5.0
 """How long the start waits until it is known what the directory holds: the first prompt shall find it."""
+
+COPY_S = 0.005
+"""What the first copy of a block is expected to take; each next one as long as the last."""
 
 LOOK_S = 20.0
 """Seconds between two looks at what the traffic has in common."""
@@ -136,6 +140,7 @@ class Keeper:
         self._tries: dict[tuple[int, ...], int] = {}
         """Prefixes to pin that are not there yet → how often they were computed."""
         self._filled = 0
+        self._copy_s = COPY_S
         self._owed = 0.0
         """When the next copy may be made while there is work."""
 
@@ -219,13 +224,13 @@ class Keeper:
 
     # Between steps.
 
-    def save(self, ahead: Callable[[], None] | None = None) -> bool:
+    def save(self, ahead: Callable[[], None] | None = None, *, spare: float = math.inf) -> bool:
         """Copy one block out, if there is one to copy and, while the engine has work, if it is time.
 
-        `ahead`: given while the engine has work; what must not wait for the copy.
+        `ahead`: given while the engine has work; what must not wait for the copy. `spare`: s that it may take.
         """
         began = self._clock()
-        if ahead is not None and began < self._owed:
+        if ahead is not None and (began < self._owed or spare < self._copy_s):
             return False
         residency = self._scheduler.residency
         while (found := residency.unsaved(self._least)) is not None:
@@ -245,7 +250,8 @@ class Keeper:
                 residency.pass_over(slot)
             elif len(missing) == 1:
                 residency.saved.add(slot)
-            self._owed = self._clock() + (self._clock() - began) * (1.0 / SHARE - 1.0)
+            self._copy_s = self._clock() - began
+            self._owed = began + self._copy_s / SHARE
             return True
         residency.shrink()
         return False

@@ -14,6 +14,7 @@ step runs (`engines.telling`); nothing overtakes that: no other event, no comman
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -254,25 +255,13 @@ class Stepper:
             pass
 
     def _submit(self, generation: Generation) -> None:
-        fault = self._fault(generation)
-        if fault:
-            self._telling.deliver([Failed(generation.rid, "engine_refused", fault)], self.stats())
+        refusal = self._engine.info.refusal(generation)
+        if refusal:
+            self._telling.deliver([Failed(generation.rid, "engine_refused", refusal)], self.stats())
         elif self._keeper is not None:
             self._keeper.submit(generation, self._clock())
         else:
             self.scheduler.submit(generation, self._clock())
-
-    def _fault(self, generation: Generation) -> str | None:
-        """Why the engine would break on this; the server refuses such requests with a better message."""
-        info = self._engine.info
-        n = len(generation.prompt)
-        if not 0 < n < info.n_ctx:
-            return f"the prompt has {n} tokens; the engine takes 1 to {info.n_ctx - 1}"
-        if generation.max_tokens < 1 or n + generation.max_tokens > info.n_ctx:
-            return f"prompt and max_tokens are {n} + {generation.max_tokens}; the engine holds {info.n_ctx}"
-        if min(generation.prompt) < 0 or max(generation.prompt) >= info.n_vocab:
-            return f"a token id is outside 0 to {info.n_vocab - 1}"
-        return None
 
     def _cancel(self, rid: int) -> None:
         self._cancelled.discard(rid)
@@ -317,9 +306,16 @@ class Stepper:
             self._telling.deliver(events, self.stats())
         else:
             self._telling.tell(taken, self.stats(), now=not plan.decodes)
-        # Beside a prompt that somebody waits for, no reader's gap may become longer by a copy.
-        if self._keeper is not None and not (plan.prompts and plan.reading):
-            self._keeper.save(self._telling.drain)
+        if self._keeper is not None:
+            self._keeper.save(self._telling.drain, spare=self._spare(plan, self._clock() - restored))
+
+    def _spare(self, plan: Plan, lasted: float) -> float:
+        """Seconds that a copy may take after a step that `lasted` so long: what is left of its readers' gap, and
+        nothing beside a prompt, whose part of the step has used that up."""
+        pace = self.scheduler.limits.pace
+        if not plan.reading or pace is None:
+            return math.inf
+        return 0.0 if plan.prompts else pace.itl - lasted
 
     def _carry_out(self, events: list[Event] | None = None) -> list[Event]:
         """Do the KV operations that the scheduler has decided. `events`: what begins with them, corrected."""

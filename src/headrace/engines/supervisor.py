@@ -285,6 +285,8 @@ class WorkerEngine:
         self._up, self._back_soon, self._vain = True, False, 0
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
+        else:
+            log.warning("engine: worker %s is up, %d streams go on", self.pid, len(self._streams))
         self._look()
         self._send(frames.Pins(list(self._pins)))
         self._put_back()
