@@ -1,0 +1,1 @@
+"""From records to figures. Nothing here acts: no clock, no file, no socket."""

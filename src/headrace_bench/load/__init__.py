@@ -1,0 +1,1 @@
+"""What is asked, and when: decided before a run starts, and stored with its result."""

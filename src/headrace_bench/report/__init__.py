@@ -1,0 +1,1 @@
+"""Folders, tables, plots and pages: what is shown of a run."""

@@ -1,0 +1,1 @@
+"""One file a verb of `headrace-bench`: flags in, exit status out."""
