@@ -12,21 +12,17 @@ import dataclasses
 import itertools
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from acceptance.asking import Answer, Asking, on_loop
-from headrace.compose import make_engine, make_model
-from headrace.engines.base import StreamEngine
-from headrace.observe.accesslog import AccessLog
-from headrace.observe.metrics import Metrics
-from headrace.server.app import App
+from acceptance.asking import on_loop
+from acceptance.tiered import Served, answering, cached
+from headrace.compose import make_engine
 from headrace.settings import MIB, Config, Engine, Model, Optimizations, Templates, Tiers
 from redis_server import RedisServer, free_port
-from server.socket_client import serving, until
+from server.socket_client import until
 
 pytestmark = pytest.mark.real
 
@@ -35,23 +31,6 @@ P = " ".join(["The lighthouse stands on a rock."] * 20)
 OTHERS = [" ".join([word, "wind"] * 12) for word in ("rain", "snow", "sun")]
 LONG = " ".join(f"{i}," for i in range(1, 100))
 """More than a full block: what goes to Redis."""
-
-
-class Served(Asking):
-    """A server, and the engine behind it."""
-
-    def __init__(self, port: int, engine: StreamEngine) -> None:
-        super().__init__(f"http://127.0.0.1:{port}", "tiny", None)
-        self.engine = engine
-
-    async def ask(self, prompt: str) -> Answer:
-        answer = await self.comp(prompt=prompt, temperature=0, max_tokens=4)
-        assert answer.status == 200
-        return answer
-
-
-def cached(answer: Answer) -> int:
-    return int(answer.usage["prompt_tokens_details"]["cached_tokens"])
 
 
 @contextlib.asynccontextmanager
@@ -65,21 +44,8 @@ async def served(path: Path, tiers: Tiers, *, on: bool = True) -> AsyncIterator[
         tiers=tiers,
         templates=Templates(budget=0),
     )
-    engine = make_engine(config)
-    await engine.start()
-    app = App(
-        {"tiny": make_model(config, engine)},
-        Metrics({"tiny": engine}),
-        AccessLog(time.time),
-        seed=itertools.count(1000).__next__,
-    )
-    try:
-        async with serving(app) as running:
-            server = Served(running.port, engine)
-            async with server.calls():
-                yield server
-    finally:
-        await engine.close()
+    async with answering(config, make_engine(config)) as server:
+        yield server
 
 
 def on_disk(directory: Path, ssd_mib: int = 64) -> Tiers:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from acceptance.asking import Answer, on_loop
-from acceptance.test_kv_tiers import LONG, cached, on_disk, served
+from acceptance.test_kv_tiers import LONG, on_disk, served
+from acceptance.tiered import cached
 from headrace.settings import Tiers
 from redis_server import RedisServer
 

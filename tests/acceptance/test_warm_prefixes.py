@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,17 +14,15 @@ import msgspec
 import pytest
 
 from acceptance.asking import Asking, on_loop
-from acceptance.test_kv_tiers import OTHERS, Served, cached
+from acceptance.test_kv_tiers import OTHERS
+from acceptance.tiered import Served, answering, cached
 from acceptance.tiny import tinies
-from headrace.compose import make_blueprint, make_bounds, make_encode, make_limits, make_model
+from headrace.compose import make_blueprint, make_bounds, make_encode, make_limits
 from headrace.engines.local import LocalEngine
 from headrace.engines.worker import build, make_stepper
 from headrace.kv.templates import explain, parse
-from headrace.observe.accesslog import AccessLog
-from headrace.observe.metrics import Metrics
-from headrace.server.app import App
 from headrace.settings import Config, Engine, Model, Optimizations, Tiers
-from server.socket_client import serving, until
+from server.socket_client import until
 
 pytestmark = pytest.mark.real
 
@@ -120,20 +117,8 @@ async def mining(path: Path, *, on: bool) -> AsyncIterator[Served]:
         bounds=make_bounds(config),
         begin=lambda loaded, deliver: make_stepper(blueprint, loaded, deliver),
     )
-    await engine.start()
-    app = App(
-        {"tiny": make_model(config, engine)},
-        Metrics({"tiny": engine}),
-        AccessLog(time.time),
-        seed=itertools.count(1000).__next__,
-    )
-    try:
-        async with serving(app) as running:
-            server = Served(running.port, engine)
-            async with server.calls():
-                yield server
-    finally:
-        await engine.close()
+    async with answering(config, engine) as server:
+        yield server
 
 
 @pytest.mark.parametrize("on", [True, False], ids=["mined", "not mined"])

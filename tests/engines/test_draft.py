@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from engines.answered import answered
 from headrace.core.errors import StartupError
-from headrace.core.plan import Chunk, Draw, StepResult
+from headrace.core.plan import Chunk, StepResult
 from headrace.core.speculation import Speculation
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
 from headrace.engines.draft import PART, DraftModel, check_vocabulary
@@ -234,30 +235,11 @@ def test_a_model_that_guesses_for_itself_is_right(demo_model: Path) -> None:
     prompt = Vocabulary.open(demo_model).encode(
         "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c", special=False
     )
-    plain, steps = answer(engine, prompt, Speculation())
-    drafted, fewer = answer(engine, prompt, Speculation(engine.draft.of))
+    plain, steps = answered(engine, prompt, GREEDY, 12, Speculation(), most=0)
+    drafted, fewer = answered(engine, prompt, GREEDY, 12, Speculation(engine.draft.of), most=16)
     engine.close()
     assert drafted == plain
     assert fewer <= 4 < steps
-
-
-def answer(engine: LlamaEngine, prompt: list[int], speculation: Speculation) -> tuple[list[int], int]:
-    """(12 tokens, steps), where a step costs the same with guesses, as on a large machine."""
-    tokens, computed, steps = list(prompt), 0, 0
-    speculator = speculation.begin(tokens, len(prompt))
-    while len(tokens) < len(prompt) + 12:
-        most = min(16, len(prompt) + 12 - len(tokens) - 1)
-        guesses = speculator.guess(lambda k: 1.0 + 0.001 * k, allowed=1.0, most=most)
-        draw = Draw(GREEDY, 0, len(tokens), tokens, len(prompt), len(guesses))
-        (drawn,) = engine.step([Chunk(0, computed, [*tokens[computed:], *guesses], draw)]).drawn
-        assert drawn is not None
-        speculator.observe(len(guesses), len(drawn.tokens) - 1)
-        tokens += drawn.tokens
-        computed = len(tokens) - 1
-        engine.trim(0, computed)
-        steps += 1
-    engine.trim(0, 0)
-    return tokens[len(prompt) :], steps
 
 
 @pytest.mark.real

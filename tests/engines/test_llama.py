@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engines.answered import answered
 from headrace.core.errors import StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
 from headrace.core.limits import Limits
@@ -246,25 +247,6 @@ def test_an_engine_without_room_for_guesses_says_so(demo_model: Path) -> None:
     engine.close()
 
 
-def generated(engine: LlamaEngine, prompt: list[int], sampling: Sampling, n: int, guess: bool) -> tuple[list[int], int]:
-    """(n tokens, steps) with or without guesses, where rows cost little, so that there are many."""
-    tokens, computed, steps = list(prompt), 0, 0
-    speculator = Speculation().begin(tokens, len(prompt))
-    while len(tokens) < len(prompt) + n:
-        most = min(32, len(prompt) + n - len(tokens) - 1) if guess else 0
-        guesses = speculator.guess(lambda k: 1.0 + 0.01 * k, allowed=1.0, most=most)
-        draw = Draw(sampling, sampling.seed, len(tokens), tokens, len(prompt), len(guesses))
-        (drawn,) = engine.step([Chunk(0, computed, [*tokens[computed:], *guesses], draw)]).drawn
-        assert drawn is not None
-        speculator.observe(len(guesses), len(drawn.tokens) - 1)
-        tokens += drawn.tokens
-        computed = len(tokens) - 1
-        engine.trim(0, computed)
-        steps += 1
-    engine.trim(0, 0)
-    return tokens[len(prompt) :], steps
-
-
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, Sampling(temperature=0.6, top_p=0.9, seed=7), Sampling(temperature=0.5, frequency_penalty=0.1, seed=3)],
@@ -275,8 +257,8 @@ def test_guesses_do_not_change_the_text(model_engine: LlamaEngine, vocabulary: V
         "The old red boat lay in the harbour. Nobody knew who owned it, and on Sundays the children played there.\n"
     )
     prompt = vocabulary.encode(passage * 3 + passage[:12], special=False)
-    plain, steps = generated(model_engine, prompt, sampling, 48, guess=False)
-    drafted, fewer = generated(model_engine, prompt, sampling, 48, guess=True)
+    plain, steps = answered(model_engine, prompt, sampling, 48, Speculation(), most=0)
+    drafted, fewer = answered(model_engine, prompt, sampling, 48, Speculation(), most=32)
     assert drafted == plain
     assert steps == 48
     assert fewer < 30

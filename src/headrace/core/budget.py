@@ -7,8 +7,8 @@
     a crowd of newcomers      what nobody would mind once: it brings them all to their first tokens        stall
       could be finished
 
-Rules: a step always brings some prompt forward. Sizes come from few buckets of rows, decodes included, so that the
-engine meets shapes it has met before. Without a cost model a step is a fixed number of tokens.
+Rules: a step always brings some prompt forward. Sizes come from buckets of rows, decodes included, coarser as they
+grow, so that large shapes come again. Without a cost model a step is a fixed number of tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BUCKETS: tuple[int, ...] = (
     *range(TILE, 8 * TILE, 16),
     *range(8 * TILE, 129 * TILE, TILE),
 )
-"""Rows of a step."""
+"""Rows of a step. Every size up to 48: deep in a prompt a row is a twentieth of what a gap allows, and a shape that the
+engine has not met costs nothing that could be measured on a CPU (docs/benchmarks.md, the first request)."""
 
 
 @dataclass(frozen=True, slots=True)
