@@ -1,0 +1,314 @@
+"""For each switch of a Headrace a short load that shows what it is for, and the figure that tells.
+
+    switch ──► Exhibit ── schedule(seed) ──► the same requests for the server with it and the server without
+                       ── primary        ──► the figure that decides, named before anything is measured
+
+Rules: a load is as small as shows the case, for it is repeated often; all text is new in every run; each exhibit says
+what else it sets, on both sides alike. A switch without an exhibit gets `EVERYDAY`, a plain mixture of chats. Text is
+words, each about a token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace_bench.lab import words
+from headrace_bench.load.schedule import Planned, Schedule
+from headrace_bench.lookup import copying, people
+
+HELPER = "You are a helper."
+WARMUP_S = 0.5
+"""From the warm-up request to the first that counts."""
+
+Statistic = Literal["p50", "p95", "max", "mean", "share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """The deciding figure: a statistic over the requests with a tag.
+
+    `figure`: ttft, gap, tpot (seconds); or in_time, the share of all scheduled that ended well and, with a deadline,
+    had their first token before it.
+    """
+
+    figure: Literal["ttft", "gap", "tpot", "in_time"]
+    statistic: Statistic
+    tag: str = ""
+
+    @property
+    def more_is_better(self) -> bool:
+        """Otherwise less is."""
+        return self.figure == "in_time"
+
+    def __str__(self) -> str:
+        who = f" of {self.tag}" if self.tag else ""
+        return f"share in time{who}" if self.figure == "in_time" else f"{self.figure} {self.statistic}{who}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A switch and the load that shows it."""
+
+    switch: str
+    """A setting that is true or false."""
+    load: str
+    """What happens, in a line."""
+    make: Callable[[random.Random], Iterable[Planned]]
+    """Requests with any index; a load of `users` has no times."""
+    primary: Primary
+    users: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """More of the server's settings, on both sides."""
+    drain_s: float = 30.0
+    kill_after_s: float | None = None
+    """The engine's process is killed so long after the start of the load."""
+
+    def schedule(self, seed: int) -> Schedule:
+        """The requests of one run."""
+        rng = random.Random(f"{self.switch} {seed}")
+        warm = _ask(rng, at=None if self.users else 0.0, new=24, tokens=4, tag="warmup", phase="warmup")
+        parts = [warm, *self.make(rng)]
+        shift = 0.0 if self.users else WARMUP_S
+        requests = [
+            _placed(one, i, one.at if one.at is None or one.phase == "warmup" else one.at + shift)
+            for i, one in enumerate(sorted(parts, key=lambda one: one.at or 0.0))
+        ]
+        last = max((one.at or 0.0) for one in requests)
+        return Schedule(
+            seed=seed,
+            kind=f"exhibit {self.switch}",
+            users=self.users,
+            duration=3600.0 if self.users else max(last - WARMUP_S, 0.1),
+            warmup=0.0 if self.users else WARMUP_S,
+            requests=tuple(requests),
+            notes=(self.load,),
+        )
+
+
+def _placed(one: Planned, index: int, at: float | None) -> Planned:
+    return Planned(
+        index=index,
+        at=at,
+        messages=one.messages,
+        max_tokens=one.max_tokens,
+        prompt_tokens=one.prompt_tokens,
+        phase=one.phase,
+        tag=one.tag,
+        extra=one.extra,
+    )
+
+
+def _ask(
+    rng: random.Random,
+    *,
+    at: float | None,
+    new: int,
+    tokens: int,
+    tag: str,
+    system: str = HELPER,
+    before: tuple[dict[str, str], ...] = (),
+    phase: Literal["warmup", "measure"] = "measure",
+    extra: Mapping[str, Any] | None = None,
+) -> Planned:
+    """A chat whose last message is `new` words that nobody sent before; greedy."""
+    question = {"role": "user", "content": f"Tell me about {words(rng, new)}"}
+    messages = ({"role": "system", "content": system}, *before, question)
+    return Planned(
+        index=0,
+        at=at,
+        messages=messages,
+        max_tokens=tokens,
+        prompt_tokens=sum(len(message["content"].split()) for message in messages),
+        phase=phase,
+        tag=tag,
+        extra={"temperature": 0, **(extra or {})},
+    )
+
+
+def _beside_readers(rng: random.Random) -> Iterable[Planned]:
+    for i in range(3):
+        yield _ask(rng, at=0.02 * i, new=8, tokens=70, tag="reader")
+    yield _ask(rng, at=0.6, new=700, tokens=4, tag="long")
+
+
+def _behind(rng: random.Random) -> Iterable[Planned]:
+    yield _ask(rng, at=0.0, new=900, tokens=4, tag="long")
+    for i in range(5):
+        yield _ask(rng, at=0.3 + 0.15 * i, new=10, tokens=8, tag="short")
+
+
+def _full_batch(rng: random.Random) -> Iterable[Planned]:
+    for i in range(8):
+        yield _ask(rng, at=0.01 * i, new=8, tokens=90, tag="reader")
+    for i in range(4):
+        yield _ask(rng, at=2.0 + 0.02 * i, new=30, tokens=8, tag="newcomer")
+
+
+def _one_beginning(rng: random.Random) -> Iterable[Planned]:
+    system = words(rng, 350)
+    for i in range(6):
+        yield _ask(rng, at=0.01 * i, new=10, tokens=4, tag="user", system=system)
+
+
+def _overload(rng: random.Random) -> Iterable[Planned]:
+    at = 0.0
+    while at < 5.0:
+        yield _ask(rng, at=at, new=110, tokens=4, tag="user", extra={"headrace": {"ttft_deadline_ms": 1500}})
+        at += rng.expovariate(8.0)
+
+
+def _flood(rng: random.Random) -> Iterable[Planned]:
+    system = words(rng, 300)
+    for _ in range(5):
+        yield _ask(rng, at=None, new=10, tokens=2, tag="product", system=system)
+    for _ in range(4):
+        yield _ask(rng, at=None, new=380, tokens=2, tag="others")
+    for _ in range(3):
+        yield _ask(rng, at=None, new=10, tokens=2, tag="again", system=system)
+
+
+def _in_turn(rng: random.Random) -> Iterable[Planned]:
+    talks = [words(rng, 420) for _ in range(4)]
+    for visit in ("first", "second"):
+        for system in talks:
+            yield _ask(rng, at=None, new=8, tokens=4, tag=visit, system=system)
+
+
+def _next_turn(rng: random.Random) -> Iterable[Planned]:
+    for _ in range(3):
+        system = words(rng, 250)
+        yield _ask(rng, at=None, new=8, tokens=8, tag="first", system=system)
+        yield _ask(rng, at=None, new=8, tokens=8, tag="next", system=system)
+
+
+def _readers(rng: random.Random) -> Iterable[Planned]:
+    for i in range(4):
+        yield _ask(rng, at=0.02 * i, new=8, tokens=70, tag="reader")
+
+
+def _copy(rng: random.Random) -> Iterable[Planned]:
+    for _ in range(2):
+        messages = tuple(copying(people(rng.randrange(10**6))))
+        yield Planned(
+            index=0,
+            at=None,
+            messages=messages,
+            max_tokens=220,
+            prompt_tokens=sum(len(message["content"].split()) for message in messages),
+            tag="copy",
+            extra={"temperature": 0},
+        )
+
+
+def _alone(rng: random.Random) -> Iterable[Planned]:
+    yield _ask(rng, at=None, new=12, tokens=260, tag="reader")
+
+
+def _wide(rng: random.Random) -> Iterable[Planned]:
+    yield _ask(rng, at=0.0, new=900, tokens=4, tag="long")
+
+
+def _everyday(rng: random.Random) -> Iterable[Planned]:
+    at = 0.0
+    for i in range(14):
+        yield _ask(rng, at=at, new=(300 if i % 7 == 3 else rng.randint(10, 60)), tokens=40, tag="chat")
+        at += rng.expovariate(2.5)
+
+
+TIERS_SMALL = {"tiers.ram_mib": "16", "tiers.ssd_mib": "0", "engine.idle_cells": "512"}
+
+EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit(
+        "optimizations.adaptive_chunks",
+        "three people are reading when a prompt of 700 tokens arrives",
+        _beside_readers,
+        Primary("gap", "max", "reader"),
+    ),
+    Exhibit(
+        "optimizations.earliest_deadline",
+        "a prompt of 900 tokens, and five short ones behind it",
+        _behind,
+        Primary("ttft", "p50", "short"),
+    ),
+    Exhibit(
+        "optimizations.ttft_fuse",
+        "eight people are reading, as many as a batch has places, when four more come",
+        _full_batch,
+        Primary("ttft", "p50", "newcomer"),
+    ),
+    Exhibit(
+        "optimizations.await_prefix",
+        "six people come at once with one new system prompt of 350 tokens",
+        _one_beginning,
+        Primary("ttft", "p50", "user"),
+    ),
+    Exhibit(
+        "optimizations.admission",
+        "prompts of 110 tokens come eight a second, more than twice what can be computed, due in 1.5 s",
+        _overload,
+        Primary("in_time", "share", "user"),
+        drain_s=2.0,
+    ),
+    Exhibit(
+        "optimizations.mined_templates",
+        "a system prompt used five times, other prompts that fill the memory, and that system prompt again",
+        _flood,
+        Primary("ttft", "p50", "again"),
+        users=1,
+        settings=TIERS_SMALL,
+    ),
+    Exhibit(
+        "optimizations.tiers",
+        "four conversations of 420 tokens in turn, more than the pool keeps of idle ones; the second visits",
+        _in_turn,
+        Primary("ttft", "p50", "second"),
+        users=1,
+    ),
+    Exhibit(
+        "optimizations.replay",
+        "the engine's process is killed under four streams",
+        _readers,
+        Primary("in_time", "share", "reader"),
+        kill_after_s=WARMUP_S + 1.0,
+    ),
+    Exhibit(
+        "optimizations.speculation",
+        "a text is repeated to the letter",
+        _copy,
+        Primary("tpot", "mean", "copy"),
+        users=1,
+    ),
+    Exhibit(
+        "optimizations.overlap",
+        "one person reads a long answer",
+        _alone,
+        Primary("tpot", "mean", "reader"),
+        users=1,
+        settings={"optimizations.speculation": "false"},
+    ),
+    Exhibit(
+        "engine.prefix_cache",
+        "a second question under a system prompt of 250 tokens",
+        _next_turn,
+        Primary("ttft", "p50", "next"),
+        users=1,
+    ),
+    Exhibit(
+        "engine.flash_attention",
+        "a prompt of 900 tokens alone",
+        _wide,
+        Primary("ttft", "p50", "long"),
+    ),
+)
+
+SWITCHES: Mapping[str, Exhibit] = {one.switch: one for one in EXHIBITS}
+
+
+def exhibit(switch: str) -> Exhibit:
+    """That of a switch; a mixture of chats for one that has none."""
+    return SWITCHES.get(switch) or Exhibit(
+        switch, "chats of 10 to 300 tokens, 2.5 a second", _everyday, Primary("ttft", "p50", "chat")
+    )
