@@ -6,14 +6,14 @@
       └──────────────────────────────── e2e ────────────────────────────────┘           │
       └───────────────────────────────────── e2e_closed ────────────────────────────────┘
 
-base     the scheduled time in an open loop, for the client's own delay is the user's too; the dispatched one in a closed
-         loop and for a later turn
+base     the scheduled time in an open loop, for the client's own delay is the user's too; the dispatched one in a
+         closed loop and for a later turn
 chunk    an event with text: a role, an empty delta, a comment and the usage are none; reasoning and tool calls are text
 gap      between two chunks, raw: two events of one read are 0 apart, and five tokens in one chunk are one gap
 
 Rules: what cannot be told is None, never 0; an answer that did not end as it should keeps its `ttft`, `ttft_service`,
-`ttfo` and gaps, `whole` is false, and nobody puts them among those of whole ones; a token count is the server's own where
-it gives one.
+`ttfo` and gaps, `whole` is false, and nobody puts them among those of whole ones; a token count is the server's own
+where it gives one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RequestFigures:
     gaps: tuple[float, ...]
     longest_gap: float | None
     itl_est: tuple[float, ...]
-    """Derived: each gap split over the tokens of its chunk, one value a token; where only the total is known, one a gap."""
+    """Derived: each gap split over its chunk's tokens, one value a token; where only the total is known, one a gap."""
     tokens_per_chunk: tuple[int, ...] | None
     """None where the server gave a total only and the chunks are not as many."""
     tail: float | None
@@ -127,7 +127,7 @@ def figures(record: Record, stall_s: float = STALL_S, pace: Pace | None = None) 
 
 
 def token_count(record: Record) -> tuple[int, Source | None, int]:
-    """(tokens, where they come from, what the chunks alone would say). A chunk that does not say counts as one token."""
+    """(tokens, where they come from, what the chunks alone say). A chunk that does not say counts as one token."""
     counted = sum(1 if chunk.tokens is None else chunk.tokens for chunk in record.chunks)
     if record.completion_tokens is not None:
         return record.completion_tokens, "usage", counted
@@ -135,7 +135,7 @@ def token_count(record: Record) -> tuple[int, Source | None, int]:
 
 
 def tokens_by_chunk(record: Record, tokens: int, source: Source | None) -> tuple[int, ...] | None:
-    """Tokens of each chunk where they are known: as the chunks say, all of a single chunk, or one each where as many came.
+    """Tokens of each chunk where known: as the chunks say, all of a single chunk, or one each where as many came.
 
     Without any count one each is all there is to say, and `source` says so.
     """
@@ -193,9 +193,9 @@ def stalled_gaps(gaps: tuple[float, ...], threshold: float = STALL_S) -> list[fl
 def fluidity(arrivals: list[float], pace: Pace) -> float | None:
     """Share of deadlines kept, 0 to 1 (Etalon's fluidity index, arXiv 2407.07000); None without a token.
 
-    The first deadline is `pace.first`, then one comes every `pace.each`. A token that is early leaves the rest of its time
-    to the next ones; one that is late by x beyond what was left misses floor(x / each) + 1 deadlines, and the next
-    deadline counts from when it came. All deadlines that passed are counted, so the share cannot fall below 0.
+    The first deadline is `pace.first`, then one comes every `pace.each`. A token that is early leaves the rest of its
+    time to the next ones; one that is late by x beyond what was left misses floor(x / each) + 1 deadlines, and the
+    next deadline counts from when it came. All deadlines that passed are counted, so the share cannot fall below 0.
     """
     if not arrivals:
         return None
@@ -215,10 +215,10 @@ def fluidity(arrivals: list[float], pace: Pace) -> float | None:
 def qoe(arrivals: list[float], pace: Pace) -> float | None:
     """1 - S_delay / S_whole, 0 to 1 (Andes' quality of experience, arXiv 2404.16283); None without a token.
 
-    Expected: token i at e_i = first + i · each. Read: at r_i = max(its arrival, r_(i-1) + each), for nobody reads faster
-    than the pace, however the tokens are bunched. With the end T = max(last r, last e), S_whole is the sum of T - e_i, the
-    area under the expected curve up to T, and S_delay the sum of max(0, r_i - e_i), the area between it and what was read
-    where that is behind. A single token is 1 in time and 0 late.
+    Expected: token i at e_i = first + i · each. Read: at r_i = max(its arrival, r_(i-1) + each), for nobody reads
+    faster than the pace, however the tokens are bunched. With the end T = max(last r, last e), S_whole is the sum of
+    T - e_i, the area under the expected curve up to T, and S_delay the sum of max(0, r_i - e_i), the area between it
+    and what was read where that is behind. A single token is 1 in time and 0 late.
     """
     if not arrivals:
         return None

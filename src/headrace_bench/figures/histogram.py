@@ -1,7 +1,7 @@
 """Durations in a histogram that merges: HdrHistogram, microseconds, 1 us to an hour, 3 significant digits.
 
-Rules: percentiles of several runs come from their merged histograms, never from a mean of percentiles; what was held back
-is not guessed, for latencies count from the schedule already; 0 is kept as 0, longer than an hour as an hour.
+Rules: percentiles of several runs come from their merged histograms, never from a mean of percentiles; what was held
+back is not guessed, for latencies count from the schedule already; 0 is kept as 0, longer than an hour as an hour.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@
     reading        2000     155    1000      -
     code-complete     -       -       -   1000
 
-Rules: an answer that did not end as it should is not good, nor is one without a token, whatever the limits; an answer of
-one token has no time per token and no gap, so it keeps those two limits; one on the limit is good.
+Rules: an answer that did not end as it should is not good, nor is one without a token, whatever the limits; an answer
+of one token has no time per token and no gap, so it keeps those two limits; one on the limit is good.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from headrace_bench.fault import Misuse
 from headrace_bench.figures.definitions import RequestFigures
@@ -71,11 +71,11 @@ PROFILES = {
 
 def parse(text: str) -> Slo:
     """`chat`, `ttft=500,tpot=50,stall=250,e2e=3000` in ms, or a profile with limits of one's own: `chat,ttft=800`."""
-    slo, given = Slo(text), dict[str, float]()
+    base, given = Slo(text), dict[str, float]()
     for place, part in enumerate(text.split(",")):
         name, equals, value = part.strip().partition("=")
         if not equals and place == 0 and name in PROFILES:
-            slo = replace(PROFILES[name], name=text)
+            base = PROFILES[name]
         elif not equals or name not in LIMITS:
             raise Misuse(
                 f"SLO {text!r}: {part.strip()!r} is neither a profile ({', '.join(PROFILES)}) "
@@ -85,7 +85,7 @@ def parse(text: str) -> Slo:
             raise Misuse(f"SLO {text!r}: {name} is given twice")
         else:
             given[name] = _seconds(text, name, value)
-    return replace(slo, **given) if given else slo
+    return Slo(text, **(base.limits() | given))
 
 
 def _seconds(text: str, name: str, value: str) -> float:

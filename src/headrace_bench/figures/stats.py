@@ -1,15 +1,15 @@
 """Figures from samples, and how sure they are.
 
 One method for every percentile in every report: nearest rank. The p-th percentile of n samples is the one with rank
-ceil(p/100 · n), so it is always a sample, and never one interpolated towards a better neighbour: of 1, 2, 3, 4 the 50th is
-2, the 99th 4.
+ceil(p/100 · n), so it is always a sample, and never one interpolated towards a better neighbour: of 1, 2, 3, 4 the
+50th is 2, the 99th 4.
 
     rank        1 ······ l ········ r ········ u ······ n        r: the percentile, l and u: its 95 % interval,
                          └── 95 % of the time the ──┘            by the binomial count of samples below the true one
                              true one lies in here
 
-Rules: nothing of nothing is None, never 0; a p99 below 368 samples and a p99.9 below 3688 are blank, for no sample bounds
-them from above; lower percentiles keep their value and lose their interval where it has no end; requests of one run
+Rules: nothing of nothing is None, never 0; a p99 below 368 samples and a p99.9 below 3688 are blank, for no sample
+bounds them from above; lower percentiles keep their value and lose the end of their interval; requests of one run
 resemble their neighbours, so an interval counts fewer of them than there are (`effective_n`).
 """
 
@@ -60,8 +60,8 @@ def median(values: Sequence[float]) -> float:
 def interval_ranks(n: int, p: float, alpha: float = ALPHA) -> tuple[int | None, int | None]:
     """Ranks (from 1) of the samples between which the true p-th percentile lies, with 1 - alpha and no assumed shape.
 
-    The count of samples below it is binomial (n, p/100). The upper rank exists from 6 samples for p50, 36 for p90, 72 for
-    p95, 368 for p99 and 3688 for p99.9.
+    The count of samples below it is binomial (n, p/100). The upper rank exists from 6 samples for p50, 36 for p90, 72
+    for p95, 368 for p99 and 3688 for p99.9.
     """
     if n < 1:
         return None, None
@@ -79,8 +79,8 @@ def interval_ranks(n: int, p: float, alpha: float = ALPHA) -> tuple[int | None, 
 def effective_n(values: Sequence[float] | Array) -> float:
     """How many independent samples tell as much as these, which stand in the order of time: n (1 - r) / (1 + r).
 
-    r is the lag-1 autocorrelation of their ranks, for a few slow requests must not decide it; below 0 it counts as 0. The
-    formula is that of a first-order autoregression.
+    r is the lag-1 autocorrelation of their ranks, for a few slow requests must not decide it; what is within
+    the noise of independent samples counts as 0. The formula is that of a first-order autoregression.
     """
     n = len(values)
     if n < 4:
