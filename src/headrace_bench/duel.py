@@ -24,8 +24,9 @@ from headrace_bench.client.run import run as run_load
 from headrace_bench.client.target import Target
 from headrace_bench.client.target import check as check_target
 from headrace_bench.fault import Fault
+from headrace_bench.figures.paired import MIN_PAIRS
 from headrace_bench.figures.slo import Slo
-from headrace_bench.figures.trial import ANSWERED, FIGURES, Figure, Kind, Place, Trial, reduce
+from headrace_bench.figures.trial import ANSWERED, FIGURES, Both, Figure, Kind, Place, Trial, reduce
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.pairing import Turn, plan, salted
 
@@ -56,10 +57,6 @@ class Dropped:
     kind: Kind
     pair: int
     reasons: tuple[str, ...]
-
-
-Both = tuple[Trial, Trial]
-"""A's run, B's run; of the floor, two of A's."""
 
 
 @dataclass(slots=True)
@@ -112,8 +109,9 @@ def duel(
 ) -> Duel:
     """A against A for the noise floor, then A against B. Cut: a server went away, or never answered well.
 
-    `floor_pairs`: half of `pairs` unless given, 0 for none; `floor`: pairs of an earlier duel of the same A under the
-    same load, used instead of measuring it again. `on_run` is told of every run, those of dropped pairs included.
+    `floor_pairs`: half of `pairs` and at least 6 unless given, 0 for none; `floor`: pairs of an earlier duel of the same
+    A under the same load, used instead of measuring it again. `on_run` is told of every run, those of dropped pairs
+    included.
     """
     made = Duel(a, b, seed, tuple(figures), slo)
     if a.cpu is None or b.cpu is None:
@@ -123,7 +121,7 @@ def duel(
     if floor is not None:
         made.floor.extend(floor)
     else:
-        bout.rounds("floor", (a, a), -(-pairs // 2) if floor_pairs is None else floor_pairs, rng)
+        bout.rounds("floor", (a, a), max(MIN_PAIRS, -(-pairs // 2)) if floor_pairs is None else floor_pairs, rng)
     bout.rounds("pair", (a, b), pairs, rng)
     return made
 

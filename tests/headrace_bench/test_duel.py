@@ -29,9 +29,9 @@ def fine(target: Target) -> None:
 def test_the_floor_comes_first_then_pairs_that_share_a_schedule() -> None:
     them = servers()
     made = duel(SLOW, FAST, schedule, pairs=6, seed=3, run=them.run, check=fine)
-    assert (len(made.floor), len(made.pairs), made.dropped) == (3, 6, [])
-    assert [target.url for target, _ in them.asked[:6]] == [A.url] * 6
-    real = them.asked[6:]
+    assert (len(made.floor), len(made.pairs), made.dropped) == (6, 6, [])
+    assert [target.url for target, _ in them.asked[:12]] == [A.url] * 12
+    real = them.asked[12:]
     for (one, first), (other, second) in zip(real[::2], real[1::2], strict=True):
         assert {one.url, other.url} == {A.url, B.url}
         assert alike(first, second)

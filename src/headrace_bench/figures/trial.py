@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace_bench.figures.definitions import RequestFigures, figures
+from headrace_bench.figures.paired import Scale
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.stats import percentile
+from headrace_bench.figures.summary import never_sent
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
 
@@ -47,8 +49,8 @@ class Figure:
     more_is_better: bool = False
     guards: bool = False
     """A side metric: where it is worse, no gain elsewhere is claimed."""
-    offset: float = 0.0
-    """Added on both sides before the ratio is taken, where 0 is an ordinary value: what is too little to matter."""
+    scale: Scale = "ratio"
+    """difference: 0 is an ordinary value of it."""
 
 
 def _at(name: str, p: float, read: Callable[[RequestFigures], float | None]) -> Figure:
@@ -66,6 +68,16 @@ def _tokens(sample: Sample) -> float | None:
     return sum(one.tokens for one in sample.good) / sample.window if sample.good else None
 
 
+def _stalled(sample: Sample) -> float | None:
+    """Seconds of stalls in all answers together."""
+    return sum(one.stalled or 0.0 for one in sample.good) if sample.good else None
+
+
+def _attainment(sample: Sample) -> float | None:
+    return sample.met / sample.scheduled if sample.scheduled else None
+
+
+DIFFERENCE: Scale = "difference"
 ANSWERED = Slo("answered")
 """Where no SLO is given: a whole answer that is not empty is good."""
 FIGURES: tuple[Figure, ...] = (
@@ -75,19 +87,11 @@ FIGURES: tuple[Figure, ...] = (
     _at("tpot_p50", 50, lambda one: one.tpot),
     Figure("gap_p99", lambda sample: percentile(_gaps(sample), 99)),
     Figure("gap_longest", lambda sample: max(_gaps(sample), default=None)),
-    Figure(
-        "stall", lambda sample: sum(one.stalled or 0.0 for one in sample.good) if sample.good else None, offset=0.05
-    ),
+    Figure("stall", _stalled, scale=DIFFERENCE),
     _at("e2e_p50", 50, lambda one: one.e2e),
     Figure("tokens_per_s", _tokens, more_is_better=True),
-    Figure("goodput", lambda sample: sample.met / sample.window, more_is_better=True, offset=0.01),
-    Figure(
-        "attainment",
-        lambda sample: sample.met / sample.scheduled if sample.scheduled else None,
-        more_is_better=True,
-        guards=True,
-        offset=0.01,
-    ),
+    Figure("goodput", lambda sample: sample.met / sample.window, more_is_better=True, scale=DIFFERENCE),
+    Figure("attainment", _attainment, more_is_better=True, guards=True, scale=DIFFERENCE),
 )
 """What `compare` and `ablate` compare. Seconds, per second, shares of 1."""
 
@@ -122,13 +126,17 @@ class Trial:
     gaps: tuple[float, ...] = field(default=(), repr=False)
 
 
+Both = tuple[Trial, Trial]
+"""A pair: A's run, B's run; of the floor, two of A's."""
+
+
 def sample(schedule: Schedule, records: Sequence[Record], slo: Slo) -> Sample:
-    """The measured part. In an open loop every scheduled request counts; in a closed one, those that were begun."""
+    """The measured part. What had its time and was never sent counts as scheduled too."""
     measured = [record for record in records if record.phase == "measure"]
-    planned = sum(one.phase == "measure" for one in schedule.requests)
+    missing = never_sent(schedule, measured).total()
     good = tuple(one for one in map(figures, measured) if one.whole)
     met = sum(map(slo.met, good))
-    return Sample(schedule.duration, planned if schedule.users is None else len(measured), good, met)
+    return Sample(schedule.duration, len(measured) + missing, good, met)
 
 
 def reduce(

@@ -56,9 +56,10 @@ def test_warm_up_does_not_count_and_a_closed_loop_counts_what_was_begun() -> Non
     asked = schedule(n=4)
     warm = msgspec.structs.replace(asked.requests[0], phase="warmup")
     asked = msgspec.structs.replace(asked, requests=(warm, *asked.requests[1:]))
+    later = [msgspec.structs.replace(one, at=None) for one in asked.requests[1:]]
     records = [msgspec.structs.replace(record(0, 0.0, 9.0), phase="warmup"), record(1, 1.0, 0.1)]
     assert sample(asked, records, ANSWERED).scheduled == 3
-    closed = sample(msgspec.structs.replace(asked, users=2), records, ANSWERED)
+    closed = sample(msgspec.structs.replace(asked, users=2, requests=tuple(later)), records, ANSWERED)
     assert (closed.scheduled, closed.met, len(closed.good)) == (1, 1, 1)
 
 
