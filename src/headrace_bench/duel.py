@@ -109,9 +109,9 @@ def duel(
 ) -> Duel:
     """A against A for the noise floor, then A against B. Cut: a server went away, or never answered well.
 
-    `floor_pairs`: half of `pairs` and at least 6 unless given, 0 for none; `floor`: pairs of an earlier duel of the same
-    A under the same load, used instead of measuring it again. `on_run` is told of every run, those of dropped pairs
-    included.
+    `floor_pairs`: half of `pairs` and at least 6 unless given, 0 for none; `floor`: pairs of an earlier duel of
+    the same A under the same load, used instead of measuring it again. `on_run` is told of every run, those of
+    dropped pairs included.
     """
     made = Duel(a, b, seed, tuple(figures), slo)
     if a.cpu is None or b.cpu is None:
