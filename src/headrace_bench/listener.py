@@ -8,7 +8,8 @@ Rules: reads /proc and nothing else; what cannot be seen is None, not 0.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,3 +91,29 @@ def _used(pid: int) -> float | None:
     except OSError:
         return None
     return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def settle(
+    cpus: Sequence[Callable[[], float | None] | None],
+    patience: float = 20.0,
+    idle: float = 0.1,
+    look: float = 0.2,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Waits until none of the servers uses more than `idle` cores, `patience` seconds at most. False: one still does.
+
+    One that cannot be seen is taken for idle.
+    """
+    seen = [cpu for cpu in cpus if cpu is not None]
+    end = clock() + patience
+    while seen:
+        before, began = [cpu() for cpu in seen], clock()
+        sleep(look)
+        passed = clock() - began
+        used = [(cpu() or 0.0) - (early or 0.0) for cpu, early in zip(seen, before, strict=True)]
+        if max(used) <= idle * passed:
+            return True
+        if clock() >= end:
+            return False
+    return True
