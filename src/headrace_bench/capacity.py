@@ -1,4 +1,4 @@
-"""The highest load that a server carries within an SLO: asks the search for points, measures them, tells it the outcome.
+"""The highest load that a server carries within an SLO: asks the search for points, measures them, tells it what came.
 
     search ── load, seconds, seed ──► schedule ──► run ──► good of scheduled, backlog ──► search ── … ──► sentence
                                                     └ stops when the rest, all good, could not save the point
@@ -121,16 +121,16 @@ def _measured(
     target: Target, schedule: Schedule, slo: Slo, goal: Goal, before: tuple[int, int], run: Runner, drain_s: float
 ) -> _Seen:
     watch = _Watch(schedule, slo, goal, before)
-    cpu, wall = time.process_time(), time.monotonic()
+    cpu = time.process_time()
     try:
         ran = run(target, schedule, drain_s=drain_s, on_record=watch)
         return _Seen(schedule, ran.records, ran.health, stopped=False, interrupted=ran.interrupted)
     except Enough:
-        took = max(1e-9, time.monotonic() - wall)
-        # The run is gone with its own watch over the machine: how late its requests were sent has to do.
-        machine = Machine((), (time.process_time() - cpu) / took, (), os.getloadavg()[0], None)
+        # The run is gone with its own watch over the machine: how late it sent, and what it used, has to do.
         records = tuple(sorted(watch.records, key=lambda record: record.index))
-        return _Seen(schedule, records, judge(schedule, records, machine, took), stopped=True)
+        until = max(record.closed or record.dispatched for record in records)
+        machine = Machine((), (time.process_time() - cpu) / max(until, 0.001), (), os.getloadavg()[0], None)
+        return _Seen(schedule, records, judge(schedule, records, machine, until), stopped=True)
 
 
 class _Watch:

@@ -71,7 +71,7 @@ def sentence(points: Sequence[Point], end: End, goal: Goal, slo: str, closed: bo
 def _above(load: float, end: End, closed: bool) -> str:
     if end.unmet is None:
         return "nothing above it was tried" if end.why == "top" else f"more was not tried{_ended(end)}"
-    more = f"{end.unmet:.3g}" if closed else f"{100 * (end.unmet / load - 1):.2g} % more"
+    more = f"{end.unmet:.3g}" if closed else f"{100 * (end.unmet / load - 1):.0f} % more"
     said = {
         "refused": f"{more} does not",
         "unproven": f"{more} is not shown to",
