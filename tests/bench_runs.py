@@ -63,7 +63,7 @@ def records(count: int, *, seed: int = 1, rate: float = 10.0, told: bool = True,
     out: list[Record] = []
     for i in range(count):
         at = i / rate
-        prompt = 32 * (1 + i % 40)
+        prompt = 32 * draw.randrange(1, 41)
         if draw.random() < 0.03:
             outcome: Outcome = draw.choice(("http", "stream_error", "timeout"))
             out.append(failed(i, at, outcome, 503 if outcome == "http" else 200, "<b>no room</b> for this"))

@@ -22,14 +22,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
 from headrace_bench.fault import Fault, Misuse
+from headrace_bench.figures.definitions import figures
+from headrace_bench.figures.histogram import Histogram
+from headrace_bench.figures.summary import Summary, encode
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.record import Health, Record
 from headrace_bench.report.machine import Machine, machine, versions
+from headrace_bench.report.rows import table
 
 SCHEMA = 1
 """Of config.json, and so of the folder. It rises when a reader of the last one would misread this one."""
@@ -108,9 +112,20 @@ class Folder:
     schedule: Schedule
     records: tuple[Record, ...]
     health: Health | None
-    summary: dict[str, Any] | None
+    summary: Summary | None
     torn: bool
     """The last line of requests.jsonl was left half-written."""
+
+
+class Ran(Protocol):
+    """Of a run, what is stored: `client.run.Run` is one."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def records(self) -> tuple[Record, ...]: ...
+    @property
+    def health(self) -> Health: ...
 
 
 class Journal:
@@ -135,15 +150,15 @@ class Journal:
         except OSError as error:
             raise Fault(f"{self.path / REQUESTS}: {error.strerror or error}; what was written before is kept") from None
 
-    def finish(self, health: Health, summary: Any, rows: Sequence[Mapping[str, Any]], hists: Mapping[str, str]) -> None:
-        """What is known only after the load. `rows`: of summary.csv. `hists`: name → base64 of an HDR histogram."""
+    def finish(self, records: Sequence[Record], health: Health, summary: Summary) -> None:
+        """What is known only after the load."""
         self.close()
         save(self.path / HEALTH, _indented(health))
-        save(self.path / SUMMARY, _indented(summary))
-        save(self.path / TABLE, _csv(rows))
+        save(self.path / SUMMARY, encode(summary))
+        save(self.path / TABLE, _csv(table(summary)))
         (self.path / HISTOGRAMS).mkdir(exist_ok=True)
-        for name, text in hists.items():
-            save(self.path / HISTOGRAMS / f"{name}.hdr", text.encode() + b"\n")
+        for name, histogram in histograms(records).items():
+            save(self.path / HISTOGRAMS / f"{name}.hdr", histogram.encode().encode() + b"\n")
 
     def close(self) -> None:
         self._requests.close()
@@ -153,6 +168,26 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def write(path: Path, config: Config, run: Ran, summary: Summary) -> None:
+    """The folder of a run that has ended, all at once."""
+    with Journal(path, config, run.schedule) as journal:
+        for record in run.records:
+            journal(record)
+        journal.finish(run.records, run.health, summary)
+
+
+def histograms(records: Sequence[Record]) -> dict[str, Histogram]:
+    """Of the requests of the window that ended well: those of several runs may be added up."""
+    found = [one for record in records if record.phase == "measure" and (one := figures(record)).whole]
+    return {
+        "ttft": Histogram(one.ttft for one in found if one.ttft is not None),
+        "ttft_service": Histogram(one.ttft_service for one in found if one.ttft_service is not None),
+        "tpot": Histogram(one.tpot for one in found if one.tpot is not None),
+        "gap": Histogram(gap for one in found for gap in one.gaps),
+        "e2e": Histogram(one.e2e for one in found if one.e2e is not None),
+    }
 
 
 def read(path: Path) -> Folder:
@@ -176,7 +211,7 @@ def read(path: Path) -> Folder:
         msgspec.structs.replace(head, requests=planned),
         records,
         _decoded(path / HEALTH, Health) if (path / HEALTH).is_file() else None,
-        _decoded(path / SUMMARY, dict[str, Any]) if (path / SUMMARY).is_file() else None,
+        _decoded(path / SUMMARY, Summary) if (path / SUMMARY).is_file() else None,
         torn,
     )
 

@@ -17,17 +17,18 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
+from headrace_bench.figures.definitions import STALL_S
+from headrace_bench.figures.stats import percentile
 from headrace_bench.report import palette
 from headrace_bench.report.folder import save
 from headrace_bench.report.palette import BLUE, FAINT, GREEN, ORANGE, RED, SERIES, figure, looks, unparsed
 from headrace_bench.report.series import Point, slowest
-from headrace_bench.stats import percentile
 
 MARKED = {50.0: 1, 90.0: 36, 95.0: 72, 99.0: 368}
 """Percentile → the fewest samples that bound it from both sides with 95 %."""
 BUCKETS = ((0, 64), (64, 256), (256, 1024), (1024, None))
 """Prompt tokens: from, below."""
-STALL_MS = 200.0
+STALL_MS = STALL_S * 1000
 CURVE = 1500
 """Most steps of a curve in a file."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+from headrace_bench.figures.definitions import figures
 from headrace_bench.record import Outcome, Record
 from headrace_bench.report.stages import Split, split
 
@@ -42,24 +42,29 @@ def points(records: Iterable[Record]) -> list[Point]:
 
 
 def _point(record: Record) -> Point:
-    start = record.dispatched if record.scheduled is None else record.scheduled
-    stamps = [chunk.at for chunk in record.chunks] if record.outcome == "ok" else []
-    first, last = (stamps[0], stamps[-1]) if stamps else (None, None)
+    found = figures(record)
+    whole = found.whole
     return Point(
         index=record.index,
-        at=start,
+        at=record.dispatched if record.scheduled is None else record.scheduled,
         outcome=record.outcome,
-        ttft=None if first is None else (first - start) * 1e3,
-        service=None if first is None or record.sent is None else (first - record.sent) * 1e3,
-        e2e=None if last is None else (last - start) * 1e3,
-        gaps=tuple((b, (b - a) * 1e3) for a, b in pairwise(stamps)),
+        ttft=_ms(found.ttft) if whole else None,
+        service=_ms(found.ttft_service) if whole else None,
+        e2e=_ms(found.e2e),
+        gaps=tuple((chunk.at, gap * 1e3) for chunk, gap in zip(record.chunks[1:], found.gaps, strict=True))
+        if whole
+        else (),
         prompt_tokens=record.prompt_tokens,
         cached_tokens=_cached(record),
-        split=split(record) if stamps else None,
+        split=split(record) if whole else None,
         tag=record.tag,
         request_id=record.request_id,
         error=record.error,
     )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
 
 
 def _cached(record: Record) -> int:

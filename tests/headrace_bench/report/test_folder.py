@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -8,7 +10,19 @@ import pytest
 
 from bench_runs import health, records, schedule
 from headrace_bench.fault import Fault, Misuse
-from headrace_bench.report.folder import Config, Journal, config, read, without_keys
+from headrace_bench.figures.histogram import Histogram
+from headrace_bench.figures.slo import PROFILES
+from headrace_bench.figures.summary import summarise
+from headrace_bench.load.schedule import Schedule
+from headrace_bench.record import Health, Record
+from headrace_bench.report.folder import Config, Journal, config, read, without_keys, write
+
+
+@dataclass(frozen=True)
+class Ended:
+    schedule: Schedule
+    records: tuple[Record, ...]
+    health: Health
 
 
 def made(seed: int = 7) -> Config:
@@ -21,22 +35,42 @@ def made(seed: int = 7) -> Config:
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     plan, ends = schedule(30), records(30)
+    summary = summarise(plan, ends, health(), PROFILES["chat"])
     with Journal(tmp_path / "run", made(), plan) as journal:
         for record in reversed(ends):
             journal(record)
-        journal.finish(
-            health(), {"schema": 1, "ttft": None}, [{"figure": "ttft", "p50": 1.5, "p99": None}], {"ttft": "HIST"}
-        )
+        journal.finish(ends, health(), summary)
     found = read(tmp_path / "run")
     assert found.schedule == plan
     assert list(found.records) == ends
     assert found.health == health()
     assert found.config == made()
-    assert found.summary == {"schema": 1, "ttft": None}
+    assert found.summary == summary
     assert not found.torn
-    assert (tmp_path / "run/summary.csv").read_text() == "figure,p50,p99\nttft,1.5,\n"
-    assert (tmp_path / "run/hist/ttft.hdr").read_text() == "HIST\n"
     assert not list((tmp_path / "run").rglob(".*"))
+
+
+def test_the_table_has_a_line_a_figure_and_blanks(tmp_path: Path) -> None:
+    plan, ends = schedule(30), records(30)
+    run = Ended(plan, tuple(ends), health())
+    write(tmp_path / "run", made(), run, summarise(plan, ends, health(), PROFILES["chat"]))
+    lines = {line["figure"]: line for line in csv.DictReader((tmp_path / "run/summary.csv").read_text().splitlines())}
+    assert lines["ttft_ms"]["count"] == str(sum(record.outcome == "ok" for record in ends))
+    assert float(lines["ttft_ms"]["p50_low"]) < float(lines["ttft_ms"]["p50"]) < float(lines["ttft_ms"]["p50_high"])
+    assert lines["ttft_ms"]["p99"] == ""
+    assert "prefill" in lines
+
+
+def test_histograms_of_two_runs_add_up(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        ends = records(20, seed=seed)
+        summary = summarise(schedule(20), ends, health(), PROFILES["chat"])
+        write(tmp_path / name, made(), Ended(schedule(20), tuple(ends), health()), summary)
+    both = [Histogram.decode((tmp_path / name / "hist/gap.hdr").read_text().strip()) for name in "ab"]
+    sizes = [len(one) for one in both]
+    both[0].merge(both[1])
+    assert len(both[0]) == sum(sizes)
+    assert min(sizes) > 0
 
 
 def test_no_key_is_written(tmp_path: Path) -> None:
