@@ -27,6 +27,7 @@ from headrace_bench.fault import Fault
 from headrace_bench.figures.paired import MIN_PAIRS
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.trial import ANSWERED, FIGURES, Both, Figure, Kind, Place, Trial, reduce
+from headrace_bench.listener import settle
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.pairing import Turn, plan, salted
 
@@ -105,18 +106,19 @@ def duel(
     figures: Sequence[Figure] = FIGURES,
     run: Runner = load,
     check: Callable[[Target], object] = ask,
+    calm: Callable[[], object] | None = None,
     on_run: Callable[[Trial, Run], None] | None = None,
 ) -> Duel:
     """A against A for the noise floor, then A against B. Cut: a server went away, or never answered well.
 
     `floor_pairs`: half of `pairs` and at least 6 unless given, 0 for none; `floor`: pairs of an earlier duel of
     the same A under the same load, used instead of measuring it again. `on_run` is told of every run, those of
-    dropped pairs included.
+    dropped pairs included. `calm` returns once both servers are idle: by their CPU, where it can be seen.
     """
     made = Duel(a, b, seed, tuple(figures), slo)
     if a.cpu is None or b.cpu is None:
         made.notes.append("whether the idle server was idle could not be checked: its processes are not seen from here")
-    bout = _Bout(made, scheduler, run, check, on_run)
+    bout = _Bout(made, scheduler, run, check, calm or (lambda: settle([a.cpu, b.cpu])), on_run)
     rng = np.random.default_rng(seed)
     if floor is not None:
         made.floor.extend(floor)
@@ -135,12 +137,14 @@ class _Bout:
         scheduler: Scheduler,
         run: Runner,
         check: Callable[[Target], object],
+        calm: Callable[[], object],
         on_run: Callable[[Trial, Run], None] | None,
     ) -> None:
         self._made = made
         self._scheduler = scheduler
         self._run = run
         self._check = check
+        self._calm = calm
         self._on_run = on_run
         self._answered: set[str] = set()
 
@@ -171,6 +175,7 @@ class _Bout:
 
     def _once(self, side: Side, schedule: Schedule, place: Place) -> Trial:
         other = self._made.b if side is self._made.a else self._made.a
+        self._calm()  # what was given up at the end of the last run may still be worked on
         with nullcontext() if side.around is None else side.around(schedule):
             before, began = _cpu(other), time.perf_counter()
             ran = self._run(side.target, schedule)

@@ -90,7 +90,7 @@ def test_the_other_server_has_to_be_idle() -> None:
     used = iter(range(100))
     busy = replace(FAST, cpu=lambda: float(next(used)))
     calm = replace(SLOW, cpu=lambda: 1.0)
-    made = duel(calm, busy, schedule, pairs=1, floor_pairs=0, run=servers().run, check=fine)
+    made = duel(calm, busy, schedule, pairs=1, floor_pairs=0, run=servers().run, check=fine, calm=lambda: None)
     assert made.pairs == []
     assert "fast was to be idle and used" in made.dropped[0].reasons[0]
     assert made.notes == []

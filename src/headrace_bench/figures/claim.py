@@ -12,7 +12,7 @@ as plainly as gains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +29,9 @@ Int = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class Row:
     """One figure of both sides."""
 
-    figure: str
+    figure: Figure
     a: float | None
-    """Median over the runs, by nearest rank, in the figure's unit."""
+    """Median over the runs, by nearest rank; seconds, shares of 1."""
     b: float | None
     found: Comparison
     """After Holm, unless it is the primary."""
@@ -70,7 +70,7 @@ def conclude(
     more = {figure.name: figure.more_is_better for figure in figures}
     single = {figure.name: _compared(figure, real, flat, seed) for figure in figures}
     adjusted = holm(single, primary, more)
-    rows = tuple(Row(figure.name, *_medians(figure, real), adjusted[figure.name]) for figure in figures)
+    rows = tuple(Row(figure, *_medians(figure, real), adjusted[figure.name]) for figure in figures)
     guards = [
         figure.name
         for figure in figures
@@ -146,31 +146,3 @@ class _Pool:
         counted = np.cumsum(times[self.owner])
         total = int(counted[-1])
         return float(self.ordered[np.searchsorted(counted, rank(total, 99))]) if total else 0.0
-
-
-def plain(claim: Claim) -> Mapping[str, object]:
-    """For JSON: seconds, shares and ratios as they are."""
-    return {
-        "primary": claim.primary,
-        "claimed": claim.claimed,
-        "sentence": claim.sentence,
-        "figures": {
-            row.figure: {
-                "a": row.a,
-                "b": row.b,
-                "scale": row.found.scale,
-                "effect": row.found.ratio,
-                "low": row.found.low,
-                "high": row.found.high,
-                "p": row.found.p,
-                "floor": row.found.floor,
-                "pairs": row.found.pairs,
-                "verdict": row.found.verdict,
-            }
-            for row in claim.rows
-        },
-        "merged": {
-            one.figure: {"a": one.a, "b": one.b, "ratio": one.ratio, "low": one.low, "high": one.high}
-            for one in claim.merged
-        },
-    }

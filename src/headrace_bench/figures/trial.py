@@ -24,6 +24,9 @@ from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
 
 Kind = Literal["floor", "pair"]
+Unit = Literal["ms", "/s", "%"]
+SHOWN: Mapping[Unit, float] = {"ms": 1e3, "/s": 1.0, "%": 100.0}
+"""What a value is multiplied by where it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Figure:
     """A side metric: where it is worse, no gain elsewhere is claimed."""
     scale: Scale = "ratio"
     """difference: 0 is an ordinary value of it."""
+    unit: Unit = "ms"
+    """Where it is shown: ms of what are seconds here, % of a share."""
 
 
 def _at(name: str, p: float, read: Callable[[RequestFigures], float | None]) -> Figure:
@@ -73,6 +78,10 @@ def _stalled(sample: Sample) -> float | None:
     return sum(one.stalled or 0.0 for one in sample.good) if sample.good else None
 
 
+def _goodput(sample: Sample) -> float | None:
+    return sample.met / sample.window
+
+
 def _attainment(sample: Sample) -> float | None:
     return sample.met / sample.scheduled if sample.scheduled else None
 
@@ -89,9 +98,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("gap_longest", lambda sample: max(_gaps(sample), default=None)),
     Figure("stall", _stalled, scale=DIFFERENCE),
     _at("e2e_p50", 50, lambda one: one.e2e),
-    Figure("tokens_per_s", _tokens, more_is_better=True),
-    Figure("goodput", lambda sample: sample.met / sample.window, more_is_better=True, scale=DIFFERENCE),
-    Figure("attainment", _attainment, more_is_better=True, guards=True, scale=DIFFERENCE),
+    Figure("tokens_per_s", _tokens, more_is_better=True, unit="/s"),
+    Figure("goodput", _goodput, more_is_better=True, scale=DIFFERENCE, unit="/s"),
+    Figure("attainment", _attainment, more_is_better=True, guards=True, scale=DIFFERENCE, unit="%"),
 )
 """What `compare` and `ablate` compare. Seconds, per second, shares of 1."""
 
