@@ -11,14 +11,12 @@ own; nothing here knows a result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import numpy as np
 
+from headrace_bench.figures.trial import Which
 from headrace_bench.load.schedule import Planned, Schedule
-
-Which = Literal["a", "b"]
 
 
 @dataclass(frozen=True, slots=True)

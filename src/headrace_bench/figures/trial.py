@@ -24,6 +24,7 @@ from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
 
 Kind = Literal["floor", "pair"]
+Which = Literal["a", "b"]
 Unit = Literal["ms", "/s", "%"]
 SHOWN: Mapping[Unit, float] = {"ms": 1e3, "/s": 1.0, "%": 100.0}
 """What a value is multiplied by where it is shown."""
@@ -114,7 +115,7 @@ class Place:
     """From 0, counted apart for floor and pairs."""
     nth: int
     """0: the first run of its pair."""
-    which: Literal["a", "b"]
+    which: Which
     """Its part in the pair; both are one server's in the floor."""
 
 
