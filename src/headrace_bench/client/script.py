@@ -1,0 +1,122 @@
+"""What a scripted server says and when: bytes and their times, made before anything is asked.
+
+    Script = pieces (seconds after the request's last byte, bytes for the socket) … and whether it closes then
+
+Rules: times are absolute, from the request's last byte: a late piece delays no other; a piece is one write.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+Piece = tuple[float, bytes]
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`pieces` in order of time."""
+
+    pieces: tuple[Piece, ...]
+    closes: bool = False
+    """The connection is closed behind the last piece."""
+    stalls: float | None = None
+    """Seconds for which the server answers nobody, from the first request on; then all who waited at once. Times of
+    pieces count from there."""
+    logged: bool = True
+    """When each piece was written can be asked for."""
+
+
+def event(value: Any) -> bytes:
+    """One event with `value` as JSON."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def delta(usage: int | None = None, finish: str | None = None, /, **fields: Any) -> bytes:
+    """One chunk of a chat. `usage`: the answer's tokens so far, where they are counted as it goes."""
+    chunk: dict[str, Any] = {
+        "id": "chatcmpl-s",
+        "object": "chat.completion.chunk",
+        "model": "scripted",
+        "choices": [{"index": 0, "delta": fields, "finish_reason": finish}],
+    }
+    if usage is not None:
+        chunk["usage"] = _usage(usage)
+    return event(chunk)
+
+
+def role() -> bytes:
+    """The chunk that most servers begin with: no token."""
+    return delta(role="assistant", content="")
+
+
+def ending(tokens: int) -> bytes:
+    """The usage, and [DONE]."""
+    return event({"id": "chatcmpl-s", "choices": [], "usage": _usage(tokens)}) + DONE
+
+
+def stream(*pieces: Piece, closes: bool = False, whole: bool = True, stalls: float | None = None) -> Script:
+    """A 200 with an event stream, chunked; each piece is one chunk of HTTP's. `whole`: it has its last, empty one."""
+    first = min(at for at, _ in pieces) if pieces else 0.0
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    framed = [(at, b"%x\r\n%b\r\n" % (len(data), data)) for at, data in pieces]
+    if whole:
+        last, data = framed[-1] if framed else (0.0, b"")
+        framed[-1:] = [(last, data + b"0\r\n\r\n")]
+    begun = [(first, head + b"\r\n" + framed[0][1]), *framed[1:]] if first == 0.0 else [(0.0, head + b"\r\n"), *framed]
+    return Script(tuple(begun), closes, stalls)
+
+
+def answer(status: int, body: Any, at: float = 0.0) -> Script:
+    """A response with a JSON body."""
+    data = msgspec.json.encode(body)
+    head = b"HTTP/1.1 %d Scripted\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(data))
+    return Script(((at, head + data),))
+
+
+def refused(status: int, words: str, at: float = 0.0) -> Script:
+    """An OpenAI-style error."""
+    return answer(status, {"error": {"message": words, "type": "scripted", "code": None}}, at)
+
+
+@functools.lru_cache(maxsize=64)
+def even(first: float, gap: float, tokens: int) -> Script:
+    """`tokens` tokens, a chunk each: the first after `first` seconds, one every `gap`. For load, so not logged."""
+    text = [(first + gap * number, delta(content="word ")) for number in range(tokens)]
+    at = text[-1][0] if text else first
+    last = (at, (text.pop()[1] if text else b"") + delta(None, "stop") + ending(tokens))
+    return _merged(stream(*text, last))
+
+
+def named(name: str) -> Script | None:
+    """`even:20:10:16`: the first token after 20 ms, then every 10 ms, 16 in all. None: the name is of another form."""
+    kind, *numbers = name.split(":")
+    try:
+        first, gap, tokens = (float(number) for number in numbers)
+    except ValueError:
+        return None
+    if kind != "even" or not (0 <= first < 3600 and 0 <= gap < 3600 and 0 <= tokens <= 100_000):
+        return None
+    return even(first / 1e3, gap / 1e3, int(tokens))
+
+
+def _merged(script: Script) -> Script:
+    """Pieces of the same time in one write."""
+    times: dict[float, bytes] = {}
+    for at, data in script.pieces:
+        times[at] = times.get(at, b"") + data
+    return Script(tuple(times.items()), script.closes, script.stalls, logged=False)
+
+
+def together(pieces: Iterable[bytes]) -> bytes:
+    """Several events for one write."""
+    return b"".join(pieces)
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": 8 + tokens}
