@@ -106,7 +106,7 @@ def _remarks(schedule: Schedule, records: tuple[Record, ...], until: float | Non
     found = []
     if until is not None:
         found.append(f"interrupted {until:.1f} s after its start, of {schedule.warmup + schedule.duration:.1f} s")
-    elif schedule.users is not None:
+    elif schedule.users is not None and not schedule.finite:
         firsts = {planned.index for planned in schedule.requests if planned.phase == "measure" and planned.turn == 0}
         last = max((record.closed or record.dispatched for record in records), default=0.0)
         if firsts <= {record.index for record in records} and last < schedule.warmup + schedule.duration:

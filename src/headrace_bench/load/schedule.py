@@ -56,5 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     warmup: float
     """Seconds before that: the window begins here."""
     requests: tuple[Planned, ...]
+    finite: bool = False
+    """A closed loop that is meant to be over once all requests were answered; otherwise that is a window cut short."""
     notes: tuple[str, ...] = ()
     """What a reader of the report has to know: lengths divided by 8, clipped at 512, times spread over ticks."""

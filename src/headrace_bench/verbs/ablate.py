@@ -1,0 +1,171 @@
+"""`headrace-bench ablate`: what is each optimisation of a Headrace worth on this machine?
+
+Rules: each switch has a load of its own that shows what it is for, unless the user gives one for all; time is shared
+out evenly, what a switch does not use goes to the next; a row is shown and stored as soon as it is there; a server that
+does not start costs its row and no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace_bench import ablation
+from headrace_bench.client.run import Run
+from headrace_bench.client.run import run as run_load
+from headrace_bench.client.target import Target, check
+from headrace_bench.exhibits import SWITCHES, Exhibit, Primary, exhibit
+from headrace_bench.fault import Fault, Misuse
+from headrace_bench.figures.paired import MIN_PAIRS
+from headrace_bench.lab import HEADRACE, Lab
+from headrace_bench.load.schedule import Schedule
+from headrace_bench.report import ablations
+from headrace_bench.report.folder import without_keys
+from headrace_bench.report.machine import machine, versions
+from headrace_bench.server import NotReady, Server
+from headrace_bench.verbs import flags
+
+MINUTES = 25.0
+ROUNDS = 10
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="the model file to serve")
+    parser.add_argument("--switches", default="", metavar="A,B", help=f"by default {', '.join(SWITCHES)}")
+    parser.add_argument("--list", action="store_true", help="the switches, what is done and what decides; no more")
+    parser.add_argument(
+        "--rounds", type=flags.count, default=ROUNDS, help=f"pairs for each, {MIN_PAIRS} at least ({ROUNDS})"
+    )
+    parser.add_argument(
+        "--minutes", type=flags.number(0, above=True), default=MINUTES,
+        help=f"for all switches together, as long as each gets {MIN_PAIRS} rounds ({MINUTES:g})",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=flags.count, default=len(os.sched_getaffinity(0)), help="of the engine")
+    parser.add_argument("--headrace-args", default="", metavar="FLAGS", help="more for both servers, in one argument")
+    parser.add_argument("--own-load", action="store_true", help="the load below for every switch, not each its own")
+    flags.add_load(parser)
+    flags.add_slo(parser)
+    flags.add_out(parser)
+
+
+def run(asked: argparse.Namespace) -> int:
+    """0 measured, whatever came of it; 1 a switch could not be; 2 misused."""
+    exhibits = _exhibits(asked)
+    if asked.list:
+        for one in exhibits:
+            print(f"{one.switch}: {one.load}; decided by {one.primary}")
+        return 0
+    lab = _lab(asked)
+    deadline = time.monotonic() + asked.minutes * 60
+    rows: list[dict[str, Any]] = []
+    about = {
+        "command": without_keys(asked.command),
+        "wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "model": asked.gguf.name,
+        "machine": msgspec.to_builtins(machine()),
+        "versions": versions(),
+    }
+    for left, one in zip(range(len(exhibits), 0, -1), exhibits, strict=True):
+        now = time.monotonic()
+        rows.append(_row(asked, lab, one, now + max(0.0, deadline - now) / left))
+        _save(lab.folder, rows, about)
+        print(_told(rows[-1]), flush=True)
+    print()
+    print(ablations.markdown(rows))
+    return int(any("failed" in row for row in rows))
+
+
+def _exhibits(asked: argparse.Namespace) -> list[Exhibit]:
+    names = [name for name in asked.switches.split(",") if name] or list(SWITCHES)
+    for name in names:
+        if "." not in name:
+            raise Misuse(f"--switches {name}: a switch reads SECTION.NAME, for example {next(iter(SWITCHES))}")
+    if asked.rounds < MIN_PAIRS:
+        raise Misuse(f"--rounds {asked.rounds}: below {MIN_PAIRS} no difference can be told from chance")
+    return [exhibit(name) for name in names]
+
+
+def _lab(asked: argparse.Namespace) -> Lab:
+    if asked.gguf is None:
+        raise Misuse("--gguf: which model file?")
+    if not asked.gguf.is_file():
+        raise Misuse(f"--gguf {asked.gguf}: there is no such file")
+    folder = flags.out_of(asked)
+    if folder.exists() and any(folder.iterdir()):
+        raise Misuse(f"--out {folder}: there is something in it already: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return Lab(asked.gguf, folder, threads=asked.threads)
+
+
+def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, until: float) -> dict[str, Any]:
+    own: Callable[[int], Schedule] | None = None
+    if asked.own_load:
+        own = lambda seed: flags.schedule_of(asked, seed)  # noqa: E731
+        one = dataclasses.replace(one, load=own(asked.seed).kind, primary=Primary("ttft", "p50"), kill_after_s=None)
+    try:
+        found = ablation.ablate(
+            one,
+            starting(lab, one, shlex.split(asked.headrace_args)),
+            load,
+            slo=flags.slo_of(asked),
+            rounds=asked.rounds,
+            until=until,
+            seed=asked.seed,
+            schedule=own,
+            on_round=_progress(one),
+        )
+    except (NotReady, Fault, OSError) as error:
+        return ablations.failed(one.switch, " ".join(str(error).split())[:300])
+    return ablations.row(found)
+
+
+def starting(lab: Lab, one: Exhibit, more: list[str]) -> ablation.Start:
+    """How a server of either side is started."""
+
+    def start(on: bool) -> Server:
+        settings: Mapping[str, str] = {**one.settings, one.switch: str(on).lower()}
+        parts = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        return lab.headrace(*parts, *more, name=f"{HEADRACE}-{one.switch}-{'on' if on else 'off'}")
+
+    return start
+
+
+def load(server: Server, schedule: Schedule, drain_s: float) -> Run:
+    """The load of real life."""
+    target = asyncio.run(check(Target(server.url, "")))
+    return run_load(target, schedule, drain_s=drain_s)
+
+
+def _progress(one: Exhibit) -> Callable[[ablation.Round], None]:
+    def show(made: ablation.Round) -> None:
+        def text(value: float | None) -> str:
+            return "none" if value is None else f"{value:.4f}"
+
+        why = f"  dropped: {'; '.join(made.invalid)}" if made.invalid else ""
+        print(f"  {one.switch}: on {text(made.on.value)}, off {text(made.off.value)}{why}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"{row['switch']}: not measured: {row['failed']}"
+    measured = f"{row['figure']} {ablations.effect(row)}, {row['rounds']} rounds, {row['took_s']:.0f} s"
+    return f"{row['switch']}: {row['verdict']}: {measured}"
+
+
+def _save(folder: Path, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
+    (folder / "ablation.json").write_text(json.dumps(ablations.document(rows, **about), indent=1) + "\n")
+    (folder / "table.md").write_text(ablations.markdown(rows) + "\n")
