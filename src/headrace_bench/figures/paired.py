@@ -109,7 +109,14 @@ def compare(
     return replace(found, verdict=_verdict(found, more_is_better))
 
 
-def floor(pairs: Sequence[Pair], seed: int = 0, *, count: int | None = None, scale: Scale = "ratio") -> float | None:
+def floor(
+    pairs: Sequence[Pair],
+    seed: int = 0,
+    *,
+    count: int | None = None,
+    scale: Scale = "ratio",
+    resamples: int = RESAMPLES,
+) -> float | None:
     """How far the middle of `count` A/A pairs (default: as many as given) strays from none, 95 % of the time.
 
     Pairs are drawn with replacement and with either sign. On the scale `ratio` a share: 0.02 is ±2 %. None below 6.
@@ -118,7 +125,7 @@ def floor(pairs: Sequence[Pair], seed: int = 0, *, count: int | None = None, sca
     if len(effects) < MIN_PAIRS:
         return None
     rng, size = np.random.default_rng(seed), count or len(effects)
-    drawn = rng.choice(effects, size=(_affordable(size, RESAMPLES), size))
+    drawn = rng.choice(effects, size=(_affordable(size, resamples), size))
     strays = np.abs(_middle(drawn * rng.choice((-1.0, 1.0), size=drawn.shape)))
     far = percentile(strays.tolist(), 95) or 0.0
     return math.expm1(far) if scale == "ratio" else far
@@ -179,7 +186,7 @@ def _middle(rows: Array) -> Array:
 
 def _affordable(pairs: int, resamples: int) -> int:
     """Fewer resamples for very many pairs, whose interval needs them less."""
-    return max(1000, min(resamples, 20_000_000 // (pairs * pairs)))
+    return max(1000, min(resamples, 5_000_000 // (pairs * pairs)))
 
 
 def _interval(effects: Array, middle: float, rng: np.random.Generator, resamples: int) -> tuple[float, float]:

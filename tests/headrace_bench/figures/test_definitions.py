@@ -135,7 +135,7 @@ def test_a_stall_is_long_for_a_reader_and_for_this_answer() -> None:
     assert stalled_gaps((0.15, 0.15, 0.15, 0.44)) == []
     assert stalled_gaps((0.15, 0.15, 0.15, 0.46)) == [0.46]
     one = figures(record(chunk(0), chunk(10), chunk(20), chunk(120)), stall_s=0.05)
-    assert (one.stalls, one.stalled) == (1, pytest.approx(0.1))
+    assert (one.stalls, one.stalled) == pytest.approx((1, 0.1))
 
 
 PACE = Pace(first=1.0, each=0.1)

@@ -127,9 +127,9 @@ def test_shares() -> None:
     assert none is not None
     assert half is not None
     assert all_ is not None
-    assert (none.low, none.high) == (0.0, pytest.approx(0.27753, abs=1e-5))
+    assert (none.low, none.high) == pytest.approx((0.0, 0.27753), abs=1e-5)
     assert (half.low, half.high) == pytest.approx((0.40383, 0.59617), abs=1e-5)
-    assert (all_.low, all_.high) == (pytest.approx(0.72247, abs=1e-5), 1.0)
+    assert (all_.low, all_.high) == pytest.approx((0.72247, 1.0), abs=1e-5)
 
 
 def test_gaps_of_one_request_are_not_as_many_witnesses() -> None:
