@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,3 +129,40 @@ def test_words() -> None:
     difference = Comparison(-3.5, -5.0, -2.0, 0.01, "better", pairs=9, dropped=0, floor=None, scale="difference")
     assert difference.text() == "-3.5 [-5, -2], 9 pairs, p 0.01: better"
     assert compare([]).text() == "0 pairs: too few"
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "recorded_ttft.json").read_text())
+
+
+def run_median(requests: list[float], size: int, rng: np.random.Generator) -> float:
+    """The median TTFT of a run as it could have been: neighbours stay neighbours, so a wave of slow ones does too."""
+    start = int(rng.integers(len(requests)))
+    return float(np.median([requests[(start + i) % len(requests)] for i in range(size)]))
+
+
+def recorded_pairs(scenario: str, size: int, n: int, rng: np.random.Generator) -> list[Pair]:
+    chosen = [RECORDED[scenario][int(rng.integers(len(RECORDED[scenario])))] for _ in range(n)]
+    return [Pair(run_median(requests, size, rng), run_median(requests, size, rng)) for requests in chosen]
+
+
+@pytest.mark.parametrize(("scenario", "size"), [("alone", 4), ("crowd", 16)])
+@pytest.mark.parametrize("with_floor", [True, False], ids=["floor", "no floor"])
+def test_a_server_does_not_differ_from_itself(scenario: str, size: int, with_floor: bool) -> None:
+    """100 comparisons of recorded runs with others of the same server: at least 95 find no difference."""
+    verdicts = []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        noise = floor(recorded_pairs(scenario, size, 10, rng), seed, resamples=1000) if with_floor else None
+        found = compare(recorded_pairs(scenario, size, 10, rng), noise, seed=seed, resamples=1000)
+        verdicts.append(found.verdict)
+    assert verdicts.count("no difference") >= 95
+
+
+def test_a_fifth_more_is_seen_in_recorded_runs() -> None:
+    seen = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        noise = floor(recorded_pairs("alone", 4, 10, rng), seed, resamples=1000)
+        slower = [Pair(p.a, p.b * 1.2) for p in recorded_pairs("alone", 4, 12, rng) if p.b is not None]
+        seen += compare(slower, noise, seed=seed, resamples=1000).verdict == "worse"
+    assert seen >= 38
