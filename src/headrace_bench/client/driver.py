@@ -25,6 +25,8 @@ from headrace_bench.client.pacing import SPIN, Pacer
 from headrace_bench.load.schedule import Phase, Planned, Schedule
 from headrace_bench.record import Record
 
+ABANDON_S = 1.0
+"""A client that was told to end what is under way and has not done so is cancelled."""
 Unit = tuple[Planned, ...]
 """Turns of a session in order, or one request."""
 
@@ -34,6 +36,10 @@ class Sender(Protocol):
 
     async def send(self, planned: Planned, messages: Sequence[dict[str, str]], keep_text: bool = False) -> Record:
         """Does not raise for what a server does."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends what is under way, now: `send` returns its record, `unfinished`."""
         ...
 
 
@@ -114,6 +120,7 @@ class _Load:
         self._end = schedule.warmup + schedule.duration
         self._tasks: set[asyncio.Task[None]] = set()
         self._pools: dict[Phase, deque[Unit]] = {"warmup": deque(), "measure": deque()}
+        self._asking: set[asyncio.Task[Any]] = set()
         self._over = False
         self.records: list[Record] = []
         self.fault: BaseException | None = None
@@ -146,6 +153,11 @@ class _Load:
         """Ends all that is in flight; each leaves its record."""
         self._over = True
         await asyncio.sleep(0)  # a task that is cancelled before its first step would leave no record
+        for task in self._tasks - self._asking:
+            task.cancel()
+        if self._asking:
+            self._client.abandon()
+            await asyncio.wait(self._asking, timeout=ABANDON_S)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -197,11 +209,16 @@ class _Load:
 
     async def _ask(self, planned: Planned, messages: Sequence[dict[str, str]], goes_on: bool) -> Record:
         dispatched = self._clock()
+        task = asyncio.current_task()
+        assert task is not None, "sessions and users are tasks"
+        self._asking.add(task)
         try:
             record = await self._client.send(planned, messages, self._keep_text or goes_on)
         except asyncio.CancelledError:
             self._tell(unfinished(planned, dispatched, self._clock()))
             raise
+        finally:
+            self._asking.discard(task)
         self._tell(record)
         return record
 

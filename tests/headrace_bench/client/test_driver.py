@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace_bench.client.driver import drive, units
+from headrace_bench.client.driver import ABANDON_S, drive, units
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.record import Outcome, Record
 from virtual_time import run
@@ -27,21 +27,30 @@ class Scripted:
         self.asked: dict[int, list[dict[str, str]]] = {}
         self.most = 0
         self._open = 0
+        self._abandoned = asyncio.Event()
+
+    def abandon(self) -> None:
+        self._abandoned.set()
 
     async def send(self, planned: Planned, messages: Sequence[dict[str, str]], keep_text: bool = False) -> Record:
         self.asked[planned.index] = [dict(message) for message in messages]
         self._open += 1
         self.most = max(self.most, self._open)
         at = self.clock()
+        outcome: Outcome = "unfinished"
         try:
-            await asyncio.sleep(self.takes(planned))
+            takes = self.takes(planned)
+            try:
+                await asyncio.wait_for(self._abandoned.wait(), takes)
+            except TimeoutError:
+                outcome = self.outcome(planned)
         finally:
             self._open -= 1
         return Record(
             index=planned.index,
             scheduled=planned.at,
             dispatched=at,
-            outcome=self.outcome(planned),
+            outcome=outcome,
             phase=planned.phase,
             closed=self.clock(),
             text=f"answer {planned.index}" if keep_text else None,
@@ -213,20 +222,24 @@ def test_a_client_that_raises_ends_the_load_with_its_words() -> None:
     assert [(record.index, record.outcome) for record in told] == [(0, "unfinished")]
 
 
-def test_a_client_that_tells_of_its_cancellation_is_believed() -> None:
-    class Telling(Scripted):
-        async def send(self, planned: Planned, messages: Sequence[dict[str, str]], keep_text: bool = False) -> Record:
-            at = self.clock()
-            try:
-                return await super().send(planned, messages, keep_text)
-            except asyncio.CancelledError:
-                return Record(index=planned.index, scheduled=None, dispatched=at, outcome="unfinished", first_byte=at)
+def test_a_client_that_does_not_end_what_is_under_way_is_cancelled() -> None:
+    class Deaf(Scripted):
+        def abandon(self) -> None:
+            pass
 
     async def work() -> list[Record]:
         clock = asyncio.get_running_loop().time
-        client = Telling(clock, takes=lambda _: 100.0)
+        client = Deaf(clock, takes=lambda _: 100.0)
         asked = schedule(*(planned(i) for i in range(9)), users=2)
         return await drive(asked, client, clock=clock, spin_s=0, kernel_timer=False, drain_s=1.0)
 
     records = run(work())
-    assert [(record.index, record.first_byte) for record in records] == [(0, 0.0), (1, 0.0)]
+    assert [(record.index, record.outcome, record.closed) for record in records] == [
+        (0, "unfinished", 11.0 + ABANDON_S),
+        (1, "unfinished", 11.0 + ABANDON_S),
+    ]
+
+
+def test_who_thinks_when_the_load_is_interrupted_asks_no_more() -> None:
+    turns = [planned(i, 0.0 if i == 0 else None, session=1, turn=i, think=5.0) for i in range(3)]
+    assert [record.index for record in interrupted(schedule(*turns), 3.0)] == [0]
