@@ -18,9 +18,9 @@ from typing import Self
 
 import msgspec
 
+from headrace_bench.figures.stats import percentile
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
-from headrace_bench.stats import percentile
 
 LAG_S = 0.005
 LAG_SHARE = 0.05

@@ -20,11 +20,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace_bench.client import runqueue
 from headrace_bench.client.driver import drive
 from headrace_bench.client.golden import SCRIPTS, Case, Times
 from headrace_bench.client.health import Monitor, judge
@@ -81,7 +81,7 @@ async def rehearse(case: Case, target: Target, tries: int = TRIES) -> list[Playe
 async def play(case: Case, target: Target) -> Played:
     """Once. Raises Fault if the server's log is not there."""
     schedule = _schedule(case, next(_played))
-    waited = _run_queue_wait()
+    before = runqueue.waited()
     start = time.monotonic()
 
     def clock() -> float:
@@ -93,7 +93,7 @@ async def play(case: Case, target: Target) -> Played:
             records = await drive(schedule, client, clock=clock, drain_s=5.0)
     finally:
         await client.close()
-    after = _run_queue_wait()
+    waited = runqueue.between(before, runqueue.waited())
     logs = await _logs(records, target)
     times = [
         Times(record.scheduled or 0.0, log.asked - start, tuple(at - start for at in log.at))
@@ -104,7 +104,7 @@ async def play(case: Case, target: Target) -> Played:
         wanted=case.wants(times),
         found=facts(schedule, records, judge(schedule, records, monitor.machine())),
         server_late=_lateness(case, times),
-        waited=None if waited is None or after is None else after - waited,
+        waited=waited,
     )
 
 
@@ -228,11 +228,3 @@ def _lateness(case: Case, times: Sequence[Times]) -> float:
         base = time_.asked if script.stalls is None else time_.wrote[0] - script.pieces[0][0]
         late = max(late, *(at - base - piece for at, (piece, _) in zip(time_.wrote, script.pieces, strict=False)))
     return late
-
-
-def _run_queue_wait() -> float | None:
-    """Seconds for which this thread could have run and did not: the second figure of the kernel's schedstat."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return None
