@@ -143,8 +143,11 @@ def _unreachable(where: Place, target: Target, error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"{where}: no TLS with it ({words}): does it listen for http:// instead?"
     if isinstance(error, ConnectionAbortedError):
-        wrong = " is it https://, or does it speak HTTP/1.1 only?" if target.http2 else " is it https://?"
-        return f"{where}: {words}:{wrong}"
+        wrong = "leave HTTP/2 out" if target.http2 else "is something else on that port?"
+        return f"{where}: {words}: {wrong}"
+    if isinstance(error, ConnectionResetError):
+        other = "http://" if where.tls else "https://"
+        return f"{where}: it took the connection and gave no answer ({words}): is it {other} instead?"
     return f"{where}: no server answers there ({words}): is it running, and are host and port right?"
 
 
