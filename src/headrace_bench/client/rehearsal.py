@@ -128,7 +128,7 @@ def facts(schedule: Schedule, records: Sequence[Record], health: Health) -> dict
         "counts": {"ttft": summary.figures.ttft_ms.count, "tpot": summary.figures.tpot_ms.count},
         "strict_json": strict(encode(summary)),
         "ttfts": tuple(ttfts),
-        "late by 50 ms and more": sum(ttft >= 0.05 for ttft in ttfts),
+        "late by 25 ms and more": sum(ttft >= 0.025 for ttft in ttfts),
         "ttft_p50": percentile(ttfts, 50),
         "ttft_p99": percentile(ttfts, 99),
         "tpot_p50": percentile(tpots, 50),
