@@ -119,6 +119,7 @@ def facts(schedule: Schedule, records: Sequence[Record], health: Health) -> dict
     tpots = [one.tpot for one in whole if one.tpot is not None]
     found: dict[str, Any] = {
         "requests": len(records),
+        "lag": max((record.dispatched - (record.scheduled or 0.0) for record in records), default=0.0),
         "completed": summary.counts.completed,
         "failed": summary.counts.failed,
         "by_outcome": summary.counts.by_outcome,
