@@ -44,7 +44,10 @@ class Pool:
         return None
 
     async def open(self) -> Line:
-        """A connection that takes a request. Raises OSError (ssl.SSLError and ConnectionError are some)."""
+        """A new connection. One that is shared may have been filled by others before its caller comes to use it.
+
+        Raises OSError (ssl.SSLError and ConnectionError are some).
+        """
         if not (self._http2 and self._keep_alive):
             return await self._open()
         # Requests that come while a connection is being opened share it, as far as it has room.
@@ -53,7 +56,7 @@ class Pool:
                 self._opening = asyncio.get_running_loop().create_task(self._open())
                 self._opening.add_done_callback(_seen)
             line = await asyncio.shield(self._opening)
-            if line.room:
+            if not line.full:
                 return line
 
     def keep(self, line: Line) -> None:
