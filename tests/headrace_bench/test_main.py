@@ -1,71 +1,107 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
-from headrace_bench.__main__ import FIRST_TOKEN, FIRST_TOKEN_BARS, MEMORY, MEMORY_BARS, judge, main
+from headrace_bench import __main__ as program
+from headrace_bench.__main__ import VERBS, main, module_of
+from headrace_bench.fault import Fault, Misuse
+
+
+class Verb:
+    """A verb's module, in a test."""
+
+    def __init__(self, end: BaseException | int = 0) -> None:
+        self.end = end
+        self.command: tuple[str, ...] = ()
+
+    def add(self, parser: program.Parser) -> None:
+        parser.add_argument("--rate", type=float, default=1.0)
+
+    def run(self, asked: object) -> int:
+        self.command = getattr(asked, "command", ())
+        if isinstance(self.end, BaseException):
+            raise self.end
+        return self.end
+
+
+def started(monkeypatch: pytest.MonkeyPatch, verb: Verb) -> None:
+    monkeypatch.setattr("headrace_bench.__main__.importlib.import_module", lambda name: verb)
 
 
 @pytest.mark.parametrize(
-    ("value", "sign", "bar", "word"),
+    ("end", "status", "said"),
     [
-        (0.93, ">=", 0.93, "met"),
-        (0.9, ">=", 0.93, "MISSED"),
-        (5.1, "<=", 5, "MISSED"),
-        (5.0, "<=", 5, "met"),
-        (200, "<", 200, "MISSED"),
-        (None, "<=", 5, "MISSED"),
-        (float("nan"), "<=", 5, "MISSED"),
+        (0, 0, ""),
+        (1, 1, ""),
+        (Fault("no such\nserver"), 1, "headrace-bench: no such server\n"),
+        (Misuse("--rate -1"), 2, "headrace-bench: --rate -1\n"),
+        (KeyboardInterrupt(), 130, "headrace-bench: interrupted; what was written is kept\n"),
+        (
+            ModuleNotFoundError("No module named 'h2'", name="h2.connection"),
+            1,
+            "headrace-bench: run needs h2.connection: pip install 'headrace[bench]'\n",
+        ),
     ],
 )
-def test_a_bar_is_judged_as_written(value: float | None, sign: str, bar: float, word: str) -> None:
-    assert judge("decode", "ratio", value, sign, bar).endswith(f"  {word}")
+def test_how_a_verb_ends(
+    end: BaseException | int,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verb = Verb(end)
+    started(monkeypatch, verb)
+    assert main(["run", "--rate", "2"]) == status
+    assert capsys.readouterr().err == said
+    assert verb.command == ("headrace-bench", "run", "--rate", "2")
 
 
-def test_every_bar_belongs_to_a_part() -> None:
-    assert {bar[0] for bar in FIRST_TOKEN_BARS} == set(FIRST_TOKEN)
-    assert {bar[0] for bar in MEMORY_BARS} == set(MEMORY)
-
-
-def test_the_bars_of_memory() -> None:
-    assert [(figure, sign, bar) for _, figure, sign, bar in MEMORY_BARS] == [
-        ("ram_times", ">=", 100),
-        ("ssd_times", ">=", 30),
-        ("p95_ratio", "<=", 0.2),
-        ("restart_ratio", "<=", 1.5),
-        ("copy_ratio", ">=", 1.5),
-        ("prose_ratio", ">=", 0.98),
-        ("right", ">=", 8),
-    ]
+def test_a_part_of_ours_that_is_missing_is_a_mistake_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    started(monkeypatch, Verb(ModuleNotFoundError("x", name="headrace_bench.nothing")))
+    with pytest.raises(ModuleNotFoundError):
+        main(["run"])
 
 
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["busy"], "--model"),
-        (["busy", "--model", "m"], "--peerload"),
-        (["busy", "--model", "m", "--peerload", "p", "--only", "nonsense"], "choose from single, shared"),
-        (["busy", "--model", "m", "--peerload", "p", "--peers", "vllm"], "--peers vllm"),
-        (["memory", "--model", "m", "--only", "decode"], "choose from restore, turns"),
-        (["first-token", "--model", "m", "--only", "turns"], "choose from decode"),
-        ([], "verb"),
+        ([], "VERB"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["run", "--rate", "x"], "invalid float value: 'x' (see headrace-bench run --help)"),
+        (["run", "--nonsense"], "--nonsense"),
     ],
 )
 def test_misuse_is_one_line(
-    argv: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    started(monkeypatch, Verb())
     with pytest.raises(SystemExit) as left:
         main(argv)
     assert left.value.code == 2
-    assert why in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.startswith("headrace-bench: ")
+    assert said.count("\n") == 1
 
 
-def test_the_table_of_an_earlier_run_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, ms in (("headrace", 50.0), ("server.py", 100.0)):
-        record = {"server": name, "round": 1, "result": {"single": {"ttft": {"p50": ms}}}}
-        (tmp_path / f"{name}-1.json").write_text(json.dumps(record))
-    assert main(["busy", "--table", str(tmp_path), "--only", "single"]) == 0
-    assert "| single | TTFT p50, ms | 50 | 100 | server.py | 0.5 | <= 1 | met |" in capsys.readouterr().out
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_its_flags_and_its_run(verb: str) -> None:
+    module = pytest.importorskip(module_of(verb))
+    parser = program.Parser(prog=verb)
+    module.add(parser)
+    assert parser.format_help()
+    assert callable(module.run)
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    code = "import sys; from headrace_bench.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += (
+        "sys.exit(','.join(sorted({'numpy', 'msgspec', 'matplotlib', 'rich', 'uvloop', 'asyncio'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.strip() == ""
+    assert all(verb in done.stdout for verb in VERBS)

@@ -44,19 +44,26 @@ def run(
     drain_s: float = 30.0,
     on_record: Callable[[Record], None] | None = None,
     keep_text: bool = False,
+    wall: str | None = None,
 ) -> Run:
     """Sends `schedule` to `target`. Blocks until all is answered, or `drain_s` seconds after the window.
 
-    `on_record` is called on the loop's thread as each request ends, so it has to be quick.
+    `on_record` is called on the loop's thread as each request ends, so it has to be quick; what it raises ends the
+    load. `wall`: what to call the moment of its start, if that was written down before.
     """
     load = _Load(schedule, on_record)
-    wall = datetime.now(UTC).isoformat(timespec="milliseconds")
+    wall = wall or now()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         until = runner.run(load.carry_out(target, drain_s, keep_text))
     records = tuple(sorted(load.records, key=lambda record: record.index))
     health = judge(schedule, records, load.machine(), until)
     health = with_reasons(health, *_remarks(schedule, records, until))
     return Run(schedule, records, health, target, wall, until is not None)
+
+
+def now() -> str:
+    """The wall clock, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class _Load:
