@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import uvloop
 
+from acceptance.asking import on_loop
+from acceptance.scene import scripted
 from headrace_bench.client.golden import CASES
 from headrace_bench.client.rehearsal import Played, rehearse, server
-from headrace_bench.client.target import Target
+from headrace_bench.client.request import Client
+from headrace_bench.client.target import Target, check
 from headrace_bench.figures.stats import percentile
+from headrace_bench.load.schedule import Planned
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -77,3 +82,24 @@ def test_oc_62_empty_sets(url: str) -> None:
     assert (none["requests"], none["completed"], none["attained_percent"]) == (0, 0, None)
     assert all(found["strict_json"] for found in (failed, one_each, one, empty, none))
     assert percentile([1, 2, 3, 4], 50) == 2  # nearest rank, the one method of every report
+
+
+@on_loop
+async def test_a_headrace_is_known_and_its_timeline_joined() -> None:
+    async with scripted([[b"a"], [b"b"]]) as scene:
+        target = await check(Target(scene.url, "", key=scene.key))
+        assert target.headrace
+        client = Client(target, time.monotonic)
+        plan = Planned(index=0, at=None, messages=(), max_tokens=4, prompt_tokens=1)
+        record = await client.send(plan, [{"role": "user", "content": "hi"}], keep_text=True)
+        await client.close()
+    assert (record.outcome, record.text) == ("ok", "ab")
+    assert record.completion_tokens == 3  # the one that ends it is counted, and has no text
+    assert record.request_id
+    assert record.server is not None
+    assert record.sent is not None
+    stages = ("receive", "route", "tokenize", "queue", "restore", "prefill", "sample", "deliver")
+    assert record.server.keys() == {*stages, "ttft", "cached_tokens"}
+    ttft = record.server["ttft"]
+    assert ttft is not None
+    assert 0 < ttft <= (record.chunks[0].at - record.sent) * 1e3 + 1.0  # its clock begins when it has read the request
