@@ -8,7 +8,7 @@
                        ───────
                        99.8 ms to the first token
 
-Rules: a new connection and a prompt that no cache has seen, so that nothing is left out; a server that tells nothing of
+Rules: a new connection and a prompt that no cache has seen, so that nothing is left out; a server that does not tell
 its own time has one bar with the network, and this is said.
 """
 
@@ -108,7 +108,7 @@ def words(record: Record, parts: Split) -> list[Text]:
     found = figures(record)
     out = [_rest(record, found)]
     if not parts.told:
-        out.append("this server tells nothing of its own time: server and network are one")
+        out.append("this server tells nothing of its own time up to the first token: server and network are one")
     if parts.overlap_ns:
         out.append(f"client and server overlap by {parts.overlap_ms:.2f} ms: the server began before all was sent")
     why = ended(record)

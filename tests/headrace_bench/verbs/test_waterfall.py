@@ -56,7 +56,7 @@ def test_what_the_bars_do_not_say() -> None:
     assert "tells nothing" not in told
     assert "tells nothing of its own time" in said(answered(0, 0.0, told=False))
     early = msgspec.structs.replace(answered(0, 0.0, ttft=0.1), server={"prefill": 97.8})
-    assert "began 0.30 ms before" in said(early)
+    assert "overlap by 0.30 ms" in said(early)
     cut = msgspec.structs.replace(answered(0, 0.0), outcome="truncated", error="closed")
     assert "the request failed (truncated): closed" in said(cut)
 
