@@ -143,13 +143,13 @@ class Progress:
 def final(summary: Summary) -> Group:
     """All that a run says at its end; INVALID on top."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("figure")
+    table.add_column("figure, ms", no_wrap=True)
     for name in ("n", *rows.PERCENTILES, "max"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for row in rows.rows(summary.figures, rows.GLANCE):
-        table.add_row(f"{row.label} [{row.unit}]" if row.unit else row.label, *row.cells(), style=None)
+        table.add_row(*map(Text, (row.label, *row.cells())))
     for row in rows.parts(summary)[:3]:
-        table.add_row(f"  TTFT, {row.label} [ms]", *row.cells(), style="dim")
+        table.add_row(*map(Text, (f"  TTFT, {row.label}", *row.cells())), style="dim")
     return Group(*_invalid(summary.invalid), *_heads(summary), table, *_tails(summary))
 
 
@@ -171,7 +171,7 @@ def compared(a: str, b: str, found: Sequence[Compared], invalid: Sequence[str] =
         style = VERDICTS[row.comparison.verdict]
         p = BLANK if row.comparison.p is None else f"{row.comparison.p:.3g}"
         table.add_row(
-            Text(f"{row.label} [{row.unit}]" if row.unit else row.label), number(row.a), number(row.b),
+            Text(_named(row.label, row.unit)), number(row.a), number(row.b),
             Text(row.effect()), row.floor(), p, str(row.comparison.pairs), Text(row.comparison.verdict, style=style),
         )  # fmt: skip
     return Group(*_invalid(invalid), table)
@@ -216,6 +216,10 @@ def _tails(summary: Summary) -> list[RenderableType]:
     )
     out += [f"note: {note}" for note in summary.notes]
     return [Text(line) for line in out]
+
+
+def _named(label: str, unit: str) -> str:
+    return f"{label} [{unit}]" if unit else label
 
 
 def _ms(seconds: float | None) -> str:

@@ -1,7 +1,7 @@
 """A summary as rows: one list of figures for the terminal, the page and the CSV file, each with what it means.
 
 Rules: milliseconds; `–` is "not known" and "too few samples", never 0; a value stands with its 95 % interval, and an
-end of it that the samples cannot give is `–` too.
+end of it that the samples cannot give is left open: `198 [184–]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ BLANK = "–"
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 FIGURES: tuple[tuple[str, str, str, str], ...] = (
-    ("ttft_ms", "TTFT", "ms", "First token − scheduled; in a closed loop, − dispatched. A role or an empty chunk is none."),
+    ("ttft_ms", "TTFT", "ms",
+     "First token − scheduled; in a closed loop, − dispatched. A role or an empty chunk is no token."),
     ("ttft_service_ms", "TTFT from sent", "ms", "First token − the request's last byte: what the server owes."),
     ("ttfo_ms", "first output", "ms", "First token that is no reasoning − scheduled time."),
     ("tpot_ms", "TPOT", "ms", "(last − first token) / (tokens − the first chunk's). None where all came at once."),
@@ -131,12 +132,13 @@ def number(value: float | None) -> str:
 
 
 def interval(value: Value | None) -> str:
-    """`198 [184, 210]`; without brackets where it has no interval at all."""
+    """`198 [184–210]`, `198 [184–]` without an upper end; without brackets where it has no interval at all."""
     if value is None:
         return BLANK
     if value.low is None and value.high is None:
         return number(value.value)
-    return f"{number(value.value)} [{number(value.low)}, {number(value.high)}]"
+    low, high = ("" if end is None else number(end) for end in (value.low, value.high))
+    return f"{number(value.value)} [{low}–{high}]"
 
 
 def share(value: Value | None) -> str:

@@ -32,8 +32,8 @@ def test_numbers(value: float | None, shown: str) -> None:
 
 
 def test_an_interval_says_which_end_is_missing() -> None:
-    assert interval(Value(198.0, 184.0, 210.0)) == "198 [184, 210]"
-    assert interval(Value(198.0, 184.0, None)) == "198 [184, –]"
+    assert interval(Value(198.0, 184.0, 210.0)) == "198 [184–210]"
+    assert interval(Value(198.0, 184.0, None)) == "198 [184–]"
     assert interval(Value(198.0)) == "198"
     assert interval(None) == "–"
     assert share(Value(0.972, 0.95, None)) == "97.2 % [95.0 %, –]"
