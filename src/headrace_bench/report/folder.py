@@ -89,7 +89,8 @@ def without_keys(command: Sequence[str]) -> tuple[str, ...]:
     hide = False
     for word in command:
         name, equals, _ = word.partition("=")
-        secret = len(name) > 2 and name not in OPEN and any(flag.startswith(name) for flag in SECRETS)  # argparse takes beginnings
+        begins = any(flag.startswith(name) for flag in SECRETS)  # argparse takes beginnings
+        secret = len(name) > 2 and name not in OPEN and begins
         if hide:
             out.append("…")
         elif equals and secret:
