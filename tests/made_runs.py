@@ -78,8 +78,8 @@ class Servers:
     asked: list[tuple[Target, Schedule]] = field(default_factory=list)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
-    def run(self, target: Target, asked: Schedule) -> Run:
-        n = len(self.asked)
+    def run(self, target: Target, schedule: Schedule, *, drain_s: float) -> Run:
+        n, asked = len(self.asked), schedule
         self.asked.append((target, asked))
         level = self.ttft[target.url] * float(np.exp(self.rng.normal(0, self.noise)))
         times = level * np.exp(self.rng.normal(0, 0.3, len(asked.requests)))

@@ -20,6 +20,7 @@ from headrace_bench.client.health import Machine, judge
 from headrace_bench.client.run import Run
 from headrace_bench.client.run import run as run_load
 from headrace_bench.client.target import Target
+from headrace_bench.duel import INTERRUPTED
 from headrace_bench.duel import ask as ask_target
 from headrace_bench.fault import Fault
 from headrace_bench.figures import search
@@ -52,8 +53,8 @@ class Enough(Exception):
 class Cut(Fault):
     """The search ended before its time; `found` has its points."""
 
-    def __init__(self, message: str, found: Found) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, found: Found, status: int = 1) -> None:
+        super().__init__(message, status)
         self.found = found
 
 
@@ -97,7 +98,7 @@ def capacity(
         before = (state.good, state.scheduled)
         seen = _measured(target, schedule, slo, goal, before, run, drain_s)
         if seen.interrupted:
-            raise Cut(f"interrupted at {following.load:g}", found)
+            raise Cut(f"interrupted at {following.load:g}; what was measured is kept", found, INTERRUPTED)
         point, outcome = _point(following, seen, slo, goal, before, clock() - began)
         found.points.append(point)
         if on_point is not None:

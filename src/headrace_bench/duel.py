@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -33,9 +34,10 @@ from headrace_bench.pairing import Turn, plan, salted
 
 IDLE_CPU = 0.05
 """Cores that the server which is not asked may use on average."""
+INTERRUPTED = 130
 Scheduler = Callable[[int], Schedule]
 """A seed → what is asked."""
-Runner = Callable[[Target, Schedule], Run]
+DRAIN_S = 30.0
 Around = Callable[[Schedule], AbstractContextManager[object]]
 """Entered before a run and left after it: to empty a cache, to kill a worker while it runs."""
 
@@ -78,14 +80,15 @@ class Duel:
 class Cut(Fault):
     """The duel ended before its time; `duel` has what was measured."""
 
-    def __init__(self, message: str, duel: Duel) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, duel: Duel, status: int = 1) -> None:
+        super().__init__(message, status)
         self.duel = duel
 
 
-def load(target: Target, schedule: Schedule) -> Run:
-    """The runner of real life."""
-    return run_load(target, schedule)
+class Runner(Protocol):
+    """`client.run.run`, or what stands in for it."""
+
+    def __call__(self, target: Target, schedule: Schedule, *, drain_s: float) -> Run: ...
 
 
 def ask(target: Target) -> None:
@@ -104,7 +107,8 @@ def duel(
     seed: int = 1,
     slo: Slo = ANSWERED,
     figures: Sequence[Figure] = FIGURES,
-    run: Runner = load,
+    drain_s: float = DRAIN_S,
+    run: Runner = run_load,
     check: Callable[[Target], object] = ask,
     calm: Callable[[], object] | None = None,
     on_run: Callable[[Trial, Run], None] | None = None,
@@ -118,7 +122,7 @@ def duel(
     made = Duel(a, b, seed, tuple(figures), slo)
     if a.cpu is None or b.cpu is None:
         made.notes.append("whether the idle server was idle could not be checked: its processes are not seen from here")
-    bout = _Bout(made, scheduler, run, check, calm or (lambda: settle([a.cpu, b.cpu])), on_run)
+    bout = _Bout(made, scheduler, drain_s, run, check, calm or (lambda: settle([a.cpu, b.cpu])), on_run)
     rng = np.random.default_rng(seed)
     if floor is not None:
         made.floor.extend(floor)
@@ -135,6 +139,7 @@ class _Bout:
         self,
         made: Duel,
         scheduler: Scheduler,
+        drain_s: float,
         run: Runner,
         check: Callable[[Target], object],
         calm: Callable[[], object],
@@ -142,6 +147,7 @@ class _Bout:
     ) -> None:
         self._made = made
         self._scheduler = scheduler
+        self._drain_s = drain_s
         self._run = run
         self._check = check
         self._calm = calm
@@ -178,7 +184,7 @@ class _Bout:
         self._calm()  # what was given up at the end of the last run may still be worked on
         with nullcontext() if side.around is None else side.around(schedule):
             before, began = _cpu(other), time.perf_counter()
-            ran = self._run(side.target, schedule)
+            ran = self._run(side.target, schedule, drain_s=self._drain_s)
             after, ended = _cpu(other), time.perf_counter()
         noisy = []
         if before is not None and after is not None and after - before > IDLE_CPU * (ended - began):
@@ -187,7 +193,7 @@ class _Bout:
         if other.target.url == side.target.url:
             noisy = []
         if ran.interrupted:
-            raise Cut(f"interrupted in {_where(place)}", self._made)
+            raise Cut(f"interrupted in {_where(place)}; what was measured is kept", self._made, INTERRUPTED)
         trial = reduce(side.name, place, ran.schedule, ran.records, ran.health, self._made.slo, self._made.figures)
         trial = replace(trial, invalid=(*trial.invalid, *noisy))
         if self._on_run is not None:

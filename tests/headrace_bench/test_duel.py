@@ -127,8 +127,8 @@ def test_a_server_that_never_answered_well_is_not_compared() -> None:
 
 
 def test_an_interrupt_ends_it() -> None:
-    def run(target: Target, asked: Schedule) -> Run:
-        return replace(servers().run(target, asked), interrupted=True)
+    def run(target: Target, schedule: Schedule, *, drain_s: float) -> Run:
+        return replace(servers().run(target, schedule, drain_s=drain_s), interrupted=True)
 
     with pytest.raises(Cut, match="interrupted in floor pair 1"):
         duel(SLOW, FAST, schedule, pairs=3, run=run, check=fine)

@@ -42,6 +42,8 @@ CONFIG, SCHEDULE, REQUESTS, HEALTH = "config.json", "schedule.jsonl", "requests.
 SUMMARY, TABLE, HISTOGRAMS, PLOTS, PAGE = "summary.json", "summary.csv", "hist", "plots", "report.html"
 
 SECRETS = ("--key", "--api-key")
+OPEN = ("--a",)
+"""A flag of its own, though a secret one begins like it."""
 
 T = TypeVar("T")
 
@@ -87,7 +89,8 @@ def without_keys(command: Sequence[str]) -> tuple[str, ...]:
     hide = False
     for word in command:
         name, equals, _ = word.partition("=")
-        secret = len(name) > 2 and any(flag.startswith(name) for flag in SECRETS)  # argparse takes beginnings
+        begins = any(flag.startswith(name) for flag in SECRETS)  # argparse takes beginnings
+        secret = len(name) > 2 and name not in OPEN and begins
         if hide:
             out.append("…")
         elif equals and secret:
@@ -134,7 +137,7 @@ class Journal:
     def __init__(self, path: Path, config: Config, schedule: Schedule) -> None:
         """Misuse where the folder has something in it or cannot be made."""
         self.path = path
-        _claim(path)
+        claim(path)
         save(path / CONFIG, _indented(config))
         save(path / SCHEDULE, _schedule(schedule))
         self._encoder = msgspec.json.Encoder()
@@ -225,7 +228,8 @@ def _records(path: Path) -> tuple[tuple[Record, ...], bool]:
     return tuple(sorted(records, key=lambda record: record.index)), bool(rest)
 
 
-def _claim(path: Path) -> None:
+def claim(path: Path) -> None:
+    """Makes the folder. Misuse where something is in it, or it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):

@@ -38,6 +38,11 @@ def compared(claim: Claim) -> list[Compared]:
     ]
 
 
+def valued(trial: Trial, figure: Figure) -> str:
+    """`198 ms`."""
+    return f"{number(_shown(trial.figures[figure.name], figure))} {figure.unit}"
+
+
 def merged(one: Merged) -> str:
     """A line: `ttft_p99 of all requests together: 812 ms and 640 ms, ratio 0.79 [0.70, 0.91]`."""
     if one.a is None or one.b is None:
