@@ -26,6 +26,7 @@ VERBS: Mapping[str, str] = {
     "waterfall": "one request, its stages drawn",
     "report": "a run's page and plots again",
     "selftest": "does this client measure what it says?",
+    "agree": "the same figures as another client's, of one server",
     "first-token": "the first token of one request at a time, and what the server adds to it",
     "busy": "a busy server, side by side with its peers",
     "memory": "KV that comes back, text that is looked up, streams that survive",

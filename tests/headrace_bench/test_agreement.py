@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace_bench.agreement import Agreement, Seen, agree, chats, reported, seen
+from headrace_bench.client.target import Target
+from headrace_bench.fault import Fault
+from headrace_bench.record import Chunk, Outcome, Record
+
+TARGET = Target("http://127.0.0.1:9", "m")
+
+
+def chat(index: int, ttft: float, *gaps: float, outcome: Outcome = "ok") -> Record:
+    stamps = [1.0 + ttft]
+    for gap in gaps:
+        stamps.append(stamps[-1] + gap)
+    chunks = tuple(Chunk(at, "text", 1) for at in stamps)
+    return Record(index=index, scheduled=None, dispatched=0.5, sent=1.0, outcome=outcome, chunks=chunks)
+
+
+def test_percentiles_are_taken_as_the_other_client_takes_them() -> None:
+    found = seen([chat(i, 0.1 * (i + 1), 0.01, 0.02 * i) for i in range(10)])
+    assert found.ttft_p50 == pytest.approx(600.0)  # the sixth of ten, from the request's last byte
+    assert found.longest_gap == pytest.approx(180.0)
+
+
+def test_a_chat_that_failed_is_no_measurement() -> None:
+    with pytest.raises(Fault, match="1 of 2 chats failed .http"):
+        seen([chat(0, 0.1, 0.1), chat(1, 0.1, outcome="http")])
+
+
+def test_both_take_turns_and_the_middle_ratio_decides() -> None:
+    order: list[str] = []
+
+    def mine(_: Target, turn: int) -> Seen:
+        order.append(f"mine {turn}")
+        return Seen(100.0, 50.0 if turn < 3 else 80.0)
+
+    def other(_: Target, __: Path, turn: int) -> Seen:
+        order.append(f"other {turn}")
+        return Seen(101.0, 50.0)
+
+    found = agree(TARGET, Path("x"), 3, mine=mine, other=other)
+    assert order == ["other 1", "mine 1", "mine 2", "other 2", "other 3", "mine 3"]
+    assert found.ttft_ratio == pytest.approx(100 / 101)
+    assert found.gap_ratio == 1.0
+    assert found.agrees
+
+
+def test_three_percent_is_the_limit() -> None:
+    assert Agreement((Seen(103.0, 1.0),), (Seen(100.0, 1.0),)).agrees
+    assert not Agreement((Seen(104.0, 1.0),), (Seen(100.0, 1.0),)).agrees
+    assert not Agreement((Seen(100.0, 0.9),), (Seen(100.0, 1.0),)).agrees
+
+
+def test_ten_different_chats_of_one_person() -> None:
+    made = chats(1)
+    assert made.users == 1
+    assert made.finite
+    assert len({planned.messages[1]["content"] for planned in made.requests}) == 10
+    assert chats(1) == made != chats(2)
+
+
+def program(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "other.py"
+    file.write_text(text)
+    return file
+
+
+def test_what_the_other_client_prints_is_read(tmp_path: Path) -> None:
+    said = '{"single": {"ttft": {"p50": 12.5}, "gap": {"max": 3}}}'
+    assert reported(TARGET, program(tmp_path, f"print('{said}')"), 1) == Seen(12.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["import sys; sys.exit('refused')", "print('{}')", 'print(\'{"single": {"failed": "refused"}}\')']
+)
+def test_another_client_without_a_result_is_one_line(tmp_path: Path, text: str) -> None:
+    assert sys.executable
+    with pytest.raises(Fault, match=r"other\.py measured nothing"):
+        reported(TARGET, program(tmp_path, text), 1)
