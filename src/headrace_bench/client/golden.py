@@ -120,7 +120,7 @@ CASES: tuple[Case, ...] = (
              "requests": 40,
              "ttfts": tuple(t.ttft(1) for t in times),
              "ttft_p99": max(t.ttft(1) for t in times),
-             "late by 50 ms and more": sum(t.ttft(1) >= 0.05 for t in times),
+             "late by 25 ms and more": sum(t.ttft(1) >= 0.025 for t in times),
          }),
     _one("l", "an empty answer", lambda t: {"outcome": "ok", "good": False, "ttft": None, "tokens": 0}),
     Case("m", "429 and 503", ((0.05, "m-429"), (0.06, "m-503"), (0.07, "m-503")),

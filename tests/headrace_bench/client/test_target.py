@@ -199,6 +199,13 @@ async def models_by_hand(reader: Reader, writer: Writer) -> None:
         writer.write(sized(models("m"), JSON % 200))
 
 
+async def plain_words(reader: Reader, writer: Writer) -> None:
+    """As a server of HTTP answers to TLS."""
+    await reader.read(10)
+    writer.write(sized(b"", b"HTTP/1.1 400 Bad Request\r\n"))
+    await reader.read()
+
+
 def test_tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with by_hand(models_by_hand, tls(certificate, "http/1.1")) as url:
@@ -210,7 +217,7 @@ def test_tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await check(Target(url, "m"))).model == "m"
             with pytest.raises(Fault, match="does not speak HTTP/2"):
                 await check(Target(url, "m", http2=True))
-        async with by_hand(models_by_hand) as url:
+        async with by_hand(plain_words) as url:
             with pytest.raises(Fault, match=r"no TLS with it .*http://"):
                 await check(Target(url.replace("http", "https"), "m"))
 
