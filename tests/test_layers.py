@@ -153,3 +153,44 @@ def test_the_check_sees(file: str, source: str) -> None:
 )
 def test_the_check_lets_pass(file: str, source: str) -> None:
     assert violations(file, source) == []
+
+
+BENCH = SOURCE.parent / "headrace_bench"
+BENCH_FILES = sorted(path.relative_to(BENCH).as_posix() for path in BENCH.rglob("*.py"))
+BENCH_PURE = ("load/", "figures/", "record.py", "fault.py", "client/sse.py", "client/http1.py", "client/http2.py")
+# The bindings are imported in a process of their own, for what no server tells: parameters, perplexity.
+BENCH_NATIVE = ("gguf.py",)
+
+
+def bench_violations(file: str, source: str) -> list[str]:
+    """What a file of the laboratory does that its rules forbid: it judges Headrace, so it shares nothing with it."""
+    found = []
+    for line, name in imports(ast.parse(source)):
+        top = name.split(".")[0]
+        if top == "headrace":
+            found.append(f"{line}: imports {name}: the laboratory measures from outside")
+        if file.startswith(BENCH_PURE) and top in IMPURE:
+            found.append(f"{line}: imports {top}: {file} is pure")
+        if top in NATIVE - {"ctypes"} and file not in BENCH_NATIVE:
+            found.append(f"{line}: imports {top}: only {', '.join(BENCH_NATIVE)} may")
+    return found
+
+
+@pytest.mark.parametrize("file", BENCH_FILES)
+def test_the_laboratory_keeps_its_rules(file: str) -> None:
+    source = (BENCH / file).read_text()
+    assert bench_violations(file, source) == []
+    assert len(source.splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("verbs/x.py", "from headrace.settings import SETTINGS"),
+        ("figures/x.py", "import time"),
+        ("load/x.py", "from random import Random"),
+        ("client/x.py", "import llama_cpp"),
+    ],
+)
+def test_the_check_of_the_laboratory_sees(file: str, source: str) -> None:
+    assert len(bench_violations(file, source)) == 1

@@ -22,16 +22,23 @@ def acts(source: str) -> bool:
     )
 
 
-FILES = [
-    path.relative_to(SOURCE)
-    for path in sorted(SOURCE.rglob("*.py"))
-    if path.name not in EXEMPT and acts(path.read_text())
-]
+BENCH = ROOT / "src" / "headrace_bench"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_it_is_mirrored(file: Path) -> None:
-    mirror = ROOT / "tests" / file.with_name(f"test_{file.name}")
+def mirrors() -> list[tuple[Path, Path]]:
+    """(source file, its test file), both from the root. The laboratory's tests stand in a folder of its name."""
+    found = []
+    for source, tests in ((SOURCE, Path("tests")), (BENCH, Path("tests", "headrace_bench"))):
+        for path in sorted(source.rglob("*.py")):
+            if path.name not in EXEMPT and acts(path.read_text()):
+                mirror = tests / path.relative_to(source).with_name(f"test_{path.name}")
+                found.append((path.relative_to(ROOT), mirror))
+    return found
+
+
+@pytest.mark.parametrize(("file", "test"), mirrors(), ids=str)
+def test_it_is_mirrored(file: Path, test: Path) -> None:
+    mirror = ROOT / test
     assert mirror.is_file(), f"{file} has no {mirror.relative_to(ROOT)}"
     assert "def test_" in mirror.read_text(), f"{mirror.relative_to(ROOT)} tests nothing"
 
