@@ -95,8 +95,9 @@ async def play(case: Case, target: Target) -> Played:
         await client.close()
     waited = runqueue.between(before, runqueue.waited())
     logs = await _logs(records, target)
+    # When it was due is the case's word, not the record's: a client that moves its schedule is to be found out.
     times = [
-        Times(record.scheduled or 0.0, log.asked - start, tuple(at - start for at in log.at))
+        Times(case.asks[record.index][0], log.asked - start, tuple(at - start for at in log.at))
         for record, log in zip(records, logs, strict=True)
     ]
     return Played(

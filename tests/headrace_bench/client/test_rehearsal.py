@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 import uvloop
 
 from headrace_bench.client import rehearsal
+from headrace_bench.client.connection import Clock
 from headrace_bench.client.golden import CASES, Case
 from headrace_bench.client.rehearsal import Played, agrees, rehearse, server, strict
+from headrace_bench.client.request import Client
 from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault
+from headrace_bench.load.schedule import Planned
+from headrace_bench.record import Record
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -40,6 +45,28 @@ def test_a_wrong_client_is_found_out(url: str) -> None:
     )
     for played in rehearsed(wrong, url, tries=2):
         assert played.differences == ["ttft", "tokens"]
+
+
+class Omitting(Client):
+    """One request at a time, and each counts from when its turn came: what the stall did to the others is left out."""
+
+    def __init__(self, target: Target, clock: Clock) -> None:
+        super().__init__(target, clock)
+        self._turn = asyncio.Lock()
+
+    async def send(self, planned: Planned, messages: Sequence[dict[str, str]], keep_text: bool = False) -> Record:
+        async with self._turn:
+            record = await super().send(planned, messages, keep_text)
+            return msgspec.structs.replace(record, scheduled=record.dispatched)
+
+
+def test_coordinated_omission_is_found_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "Client", Omitting)
+    played = rehearsed(BY_NAME["k"], url, tries=1)[0]
+    assert "ttfts" in played.differences
+    assert "late by 25 ms and more" in played.differences
+    assert played.found["late by 25 ms and more"] < 10
+    assert played.wanted["late by 25 ms and more"] >= 20
 
 
 def test_only_a_noisy_machine_has_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
