@@ -15,6 +15,7 @@ from headrace_bench.figures.slo import PROFILES
 from headrace_bench.figures.summary import summarise
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
+from headrace_bench.report import folder
 from headrace_bench.report.folder import Config, Journal, config, read, without_keys, write
 
 
@@ -144,3 +145,10 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="No space left"):
         journal(records(1)[0])
     journal.close()
+
+
+def test_the_reference_names_every_file_and_histogram() -> None:
+    text = (Path(__file__).parents[3] / "docs/reference/bench_folder.md").read_text()
+    names = [folder.CONFIG, folder.SCHEDULE, folder.REQUESTS, folder.HEALTH, folder.SUMMARY, folder.TABLE, folder.PAGE]
+    assert [name for name in (*names, *folder.histograms([])) if f"`{name}`" not in text] == []
+    assert f"`schema` of `config.json` is {folder.SCHEMA}" in text
