@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from headrace_bench.__main__ import main
-from headrace_bench.verbs import first_token, memory
 from headrace_bench.verbs.bars import judge
 
 
@@ -24,23 +22,6 @@ from headrace_bench.verbs.bars import judge
 )
 def test_a_bar_is_judged_as_written(value: float | None, sign: str, bar: float, word: str) -> None:
     assert judge("decode", "ratio", value, sign, bar).endswith(f"  {word}")
-
-
-def test_every_bar_belongs_to_a_part() -> None:
-    assert {bar[0] for bar in first_token.BARS} == set(first_token.PARTS)
-    assert {bar[0] for bar in memory.BARS} == set(memory.PARTS)
-
-
-def test_the_bars_of_memory() -> None:
-    assert [(figure, sign, bar) for _, figure, sign, bar in memory.BARS] == [
-        ("ram_times", ">=", 100),
-        ("ssd_times", ">=", 30),
-        ("p95_ratio", "<=", 0.2),
-        ("restart_ratio", "<=", 1.5),
-        ("copy_ratio", ">=", 1.5),
-        ("prose_ratio", ">=", 0.98),
-        ("right", ">=", 8),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -63,11 +44,3 @@ def test_misuse_is_one_line(
     assert why in said
     assert said.startswith("headrace-bench: ")
     assert said.count("\n") == 1
-
-
-def test_the_table_of_an_earlier_run_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, ms in (("headrace", 50.0), ("server.py", 100.0)):
-        record = {"server": name, "round": 1, "result": {"single": {"ttft": {"p50": ms}}}}
-        (tmp_path / f"{name}-1.json").write_text(json.dumps(record))
-    assert main(["busy", "--table", str(tmp_path), "--only", "single"]) == 0
-    assert "| single | TTFT p50, ms | 50 | 100 | server.py | 0.5 | <= 1 | met |" in capsys.readouterr().out
