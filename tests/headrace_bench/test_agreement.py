@@ -28,7 +28,7 @@ def test_percentiles_are_taken_as_the_other_client_takes_them() -> None:
 
 
 def test_a_chat_that_failed_is_no_measurement() -> None:
-    with pytest.raises(Fault, match="1 of 2 chats failed .http"):
+    with pytest.raises(Fault, match=r"1 of 2 chats failed \(http"):
         seen([chat(0, 0.1, 0.1), chat(1, 0.1, outcome="http")])
 
 
