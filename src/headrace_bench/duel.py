@@ -192,12 +192,12 @@ class _Bout:
             noisy = [f"{other.name} was to be idle and used {cores:.2f} cores"]
         if other.target.url == side.target.url:
             noisy = []
-        if ran.interrupted:
-            raise Cut(f"interrupted in {_where(place)}; what was measured is kept", self._made, INTERRUPTED)
         trial = reduce(side.name, place, ran.schedule, ran.records, ran.health, self._made.slo, self._made.figures)
         trial = replace(trial, invalid=(*trial.invalid, *noisy))
         if self._on_run is not None:
             self._on_run(trial, ran)
+        if ran.interrupted:
+            raise Cut(f"interrupted in {_where(place)}; what was measured is kept", self._made, INTERRUPTED)
         self._alive(side, trial, ran)
         return trial
 
