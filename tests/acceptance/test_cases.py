@@ -16,7 +16,6 @@ STRUCTURED = "structured output: refused by name until it exists"
 KEYS = "keys of several tenants; today there is one key for all"
 ENGINES = "several engines behind one name: switching, mirroring"
 RESUME = "resumable streams"
-LAB = "the load generator"
 WIRE = "HTTP/2, and checks through proxies"
 FRONT = "the client package and its hook; today's page has tests of its own"
 METRICS = "a case of its own for what tests/observe and tests/server check today"
@@ -33,7 +32,6 @@ LATER: dict[int, str] = {
     53: KEYS,
     54: "cross-origin pages: no origin is allowed yet",
     55: KEYS,
-    **dict.fromkeys(range(59, 63), LAB),
     63: METRICS,
     64: WIRE,
     65: WIRE,

@@ -78,8 +78,19 @@ class Line(asyncio.Protocol):
         """Takes a request now."""
         raise NotImplementedError
 
+    @property
+    def full(self) -> bool:
+        """Open, and takes no request now."""
+        return not self._closing() and not self.room
+
     def send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
-        """Sends a request; what comes back leaves it, at once and without a word to the listener."""
+        """Sends a request; what it returns leaves it, at once and without a word to the listener."""
+        if self._closing():
+            listener.broken(self._clock(), "truncated", "it closed the connection", True)
+            return lambda: None
+        return self._send(ask, body, listener)
+
+    def _send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
         raise NotImplementedError
 
     def info(self, name: str) -> Any:
@@ -153,7 +164,7 @@ class Plain(Line):
         super().connection_made(transport)
         self.ready.set_result(None)
 
-    def send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
+    def _send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
         self._listener, self._unsent, self._heard, self._keep = listener, True, False, ask.keep_alive
         self._write(http1.request(ask.head1, body))
         return self._leave
@@ -230,7 +241,7 @@ class Shared(Line):
         super().connection_made(transport)
         self._write(self._frames.start())
 
-    def send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
+    def _send(self, ask: Ask, body: bytes, listener: Listener) -> Callable[[], None]:
         self._keep = ask.keep_alive
         stream = self._frames.request(ask.head2, body)
         self._listeners[stream] = listener

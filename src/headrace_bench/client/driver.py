@@ -86,6 +86,13 @@ def units(schedule: Schedule) -> list[Unit]:
     return [tuple(sorted(found, key=lambda planned: planned.turn)) for found in turns.values()]
 
 
+def due(planned: Planned) -> float:
+    """Its time in an open loop. ValueError where it has none: it would never be sent, and nobody would know."""
+    if planned.at is None:
+        raise ValueError(f"request {planned.index} has no time, but the loop is open and no turn comes before it")
+    return planned.at
+
+
 def unfinished(planned: Planned, dispatched: float, now: float) -> Record:
     """The record of a request that was cancelled before its client could say more."""
     return Record(
@@ -128,8 +135,8 @@ class _Load:
 
     async def send_on_time(self, pacer: Pacer) -> None:
         """The open loop: ends with the last one sent, answered or not."""
-        timed = [(unit[0].at, unit) for unit in units(self._schedule)]
-        for at, unit in sorted(((at, unit) for at, unit in timed if at is not None), key=lambda pair: pair[0]):
+        timed = [(due(unit[0]), unit) for unit in units(self._schedule)]
+        for at, unit in sorted(timed, key=lambda pair: pair[0]):
             await pacer.until(at)
             self._spawn(self._session(unit))
 

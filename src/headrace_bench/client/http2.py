@@ -50,11 +50,14 @@ class Multiplexed:
         self.leaving = False
         """The server takes no new streams here."""
         self._open: set[int] = set()
+        self._first = b""
 
     def start(self) -> bytes:
         """What a connection begins with."""
+        # As initial values: what is set later counts only once the server has acknowledged it.
         codes = h2.settings.SettingCodes
-        self._h2.local_settings.update({codes.ENABLE_PUSH: 0, codes.INITIAL_WINDOW_SIZE: WINDOW})
+        ours = {codes.ENABLE_PUSH: 0, codes.INITIAL_WINDOW_SIZE: WINDOW}
+        self._h2.local_settings = h2.settings.Settings(client=True, initial_values=ours)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(WINDOW)
         return bytes(self._h2.data_to_send())
@@ -100,6 +103,11 @@ class Multiplexed:
     def feed(self, data: bytes) -> list[tuple[int, Part]]:
         """What `data` completes; there may be frames to send afterwards. Raises Malformed."""
         found: list[tuple[int, Part]] = []
+        if len(self._first) < 4:
+            # A server begins with its settings. Another protocol's text would be waited for as a frame of megabytes.
+            self._first += data[:9]
+            if self._first[3:4] not in (b"", b"\x04"):
+                raise Malformed(f"not HTTP/2: {self._first!r}")
         try:
             for event in self._h2.receive_data(data):
                 self._take(event, found)

@@ -27,7 +27,7 @@ class Pool:
         self._idle: list[Line] = []
         self._lines: set[Line] = set()
         self._opening: asyncio.Task[Line] | None = None
-        self._address: str | None = None
+        self.address: str | None = None
         """What the name turned out to be."""
         self._tls = _tls(http2) if place.tls else None
 
@@ -44,7 +44,10 @@ class Pool:
         return None
 
     async def open(self) -> Line:
-        """A connection that takes a request. Raises OSError (ssl.SSLError and ConnectionError are some)."""
+        """A new connection. One that is shared may have been filled by others before its caller comes to use it.
+
+        Raises OSError (ssl.SSLError and ConnectionError are some).
+        """
         if not (self._http2 and self._keep_alive):
             return await self._open()
         # Requests that come while a connection is being opened share it, as far as it has room.
@@ -53,7 +56,7 @@ class Pool:
                 self._opening = asyncio.get_running_loop().create_task(self._open())
                 self._opening.add_done_callback(_seen)
             line = await asyncio.shield(self._opening)
-            if line.room:
+            if not line.full:
                 return line
 
     def keep(self, line: Line) -> None:
@@ -81,7 +84,7 @@ class Pool:
         name = self._place.host if self._tls is not None else None
         _, line = await loop.create_connection(
             lambda: make(self._clock, self._idle.append),
-            self._address or self._place.host,
+            self.address or self._place.host,
             self._place.port,
             ssl=self._tls,
             server_hostname=name,
@@ -98,8 +101,8 @@ class Pool:
 
     def _learn(self, line: Line) -> None:
         peer = line.info("peername")
-        if self._address is None and peer is not None:
-            self._address = peer[0]
+        if self.address is None and peer is not None:
+            self.address = peer[0]
         if self._tls is not None and self._http2:
             chosen = line.info("ssl_object")
             if chosen is None or chosen.selected_alpn_protocol() != "h2":

@@ -92,6 +92,8 @@ class Client:
                 return
             exchange.renew()
         line = await self._connected(exchange)
+        while line is not None and line.full:
+            line = await self._connected(exchange)
         if line is not None:
             await exchange.by(line, self._ask, body, reused=False)
 

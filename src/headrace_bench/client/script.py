@@ -8,7 +8,6 @@ Rules: times are absolute, from the request's last byte: a late piece delays no 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ class Script:
     closes: bool = False
     """The connection is closed behind the last piece."""
     stalls: float | None = None
-    """Seconds for which the server answers nobody, from the first request on; then all who waited at once. Times of
+    """Seconds for which the server answers nobody, from the first request on; then all who waited at once: times of
     pieces count from there."""
     logged: bool = True
     """When each piece was written can be asked for."""
@@ -61,15 +60,16 @@ def ending(tokens: int) -> bytes:
 
 
 def stream(*pieces: Piece, closes: bool = False, whole: bool = True, stalls: float | None = None) -> Script:
-    """A 200 with an event stream, chunked; each piece is one chunk of HTTP's. `whole`: it has its last, empty one."""
-    first = min(at for at, _ in pieces) if pieces else 0.0
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
-    framed = [(at, b"%x\r\n%b\r\n" % (len(data), data)) for at, data in pieces]
+    """A 200 with an event stream, chunked; its head is piece 0, at once, and each of `pieces` is one chunk of HTTP's.
+
+    `whole`: with HTTP's last, empty chunk, in the write of the last piece. A piece without bytes writes nothing.
+    """
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    framed = [(0.0, head), *((at, b"%x\r\n%b\r\n" % (len(data), data) if data else b"") for at, data in pieces)]
     if whole:
-        last, data = framed[-1] if framed else (0.0, b"")
-        framed[-1:] = [(last, data + b"0\r\n\r\n")]
-    begun = [(first, head + b"\r\n" + framed[0][1]), *framed[1:]] if first == 0.0 else [(0.0, head + b"\r\n"), *framed]
-    return Script(tuple(begun), closes, stalls)
+        last, data = framed[-1]
+        framed[-1] = (last, data + b"0\r\n\r\n")
+    return Script(tuple(framed), closes, stalls)
 
 
 def answer(status: int, body: Any, at: float = 0.0) -> Script:
@@ -111,11 +111,6 @@ def _merged(script: Script) -> Script:
     for at, data in script.pieces:
         times[at] = times.get(at, b"") + data
     return Script(tuple(times.items()), script.closes, script.stalls, logged=False)
-
-
-def together(pieces: Iterable[bytes]) -> bytes:
-    """Several events for one write."""
-    return b"".join(pieces)
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -162,6 +162,8 @@ class Scripted:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return "", None
         name = asked.model
+        if "#" in name:  # a script asked for by another name: its stall is another one, too
+            return name, self._scripts.get(name.partition("#")[0])
         if name not in self._scripts and asked.messages and isinstance(asked.messages[-1], dict):
             said = asked.messages[-1].get("content")
             if isinstance(said, str) and said in self._scripts:
@@ -235,14 +237,14 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         while transport is not None and self._next < len(self._pieces):
             at, data = self._pieces[self._next]
-            if at > 0 or self._base > 0:
-                when = self._base + at
-                if when > time.monotonic():
-                    self._server.pacer.at(when, self._play)
-                    return
-            transport.write(data)
+            when = self._base + at
+            if when > time.monotonic():
+                self._server.pacer.at(when, self._play)
+                return
             if self._writes is not None:
+                # Before it is written: the write wakes the reader, who may then have the processor first.
                 self._writes.at.append(time.monotonic())
+            transport.write(data)
             self._next += 1
         if transport is not None and self._closes:
             transport.close()

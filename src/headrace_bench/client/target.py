@@ -75,10 +75,10 @@ async def check(target: Target) -> Target:
     pool = Pool(where, time.monotonic, http2=target.http2, keep_alive=target.keep_alive)
     try:
         async with asyncio.timeout(min(CHECK_S, target.timeout_s)):
-            status, body = await _fetch(pool, target, "GET", "/v1/models")
+            status, body = await fetch(pool, target, "GET", "/v1/models")
             if status in (404, 405):
                 # Some servers list nothing. One that knows the path of chats complains of an empty one.
-                chat, _ = await _fetch(pool, target, "POST", "/v1/chat/completions", b"{}")
+                chat, _ = await fetch(pool, target, "POST", "/v1/chat/completions", b"{}")
                 if chat in (400, 401, 403, 413, 415, 422, 429) or chat >= 500:
                     return target
     except TimeoutError:
@@ -143,12 +143,15 @@ def _unreachable(where: Place, target: Target, error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"{where}: no TLS with it ({words}): does it listen for http:// instead?"
     if isinstance(error, ConnectionAbortedError):
-        wrong = " is it https://, or does it speak HTTP/1.1 only?" if target.http2 else " is it https://?"
-        return f"{where}: {words}:{wrong}"
+        wrong = "leave HTTP/2 out" if target.http2 else "is something else on that port?"
+        return f"{where}: {words}: {wrong}"
+    if isinstance(error, ConnectionResetError):
+        other = "http://" if where.tls else "https://"
+        return f"{where}: it took the connection and gave no answer ({words}): is it {other} instead?"
     return f"{where}: no server answers there ({words}): is it running, and are host and port right?"
 
 
-async def _fetch(pool: Pool, target: Target, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+async def fetch(pool: Pool, target: Target, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     """Status and body of one request. Raises OSError; ConnectionAbortedError where it speaks something else."""
     line: Line = pool.idle() or await pool.open()
     whole = _Whole()

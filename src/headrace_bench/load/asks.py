@@ -44,9 +44,15 @@ class Asker:
         self._seed = seed
         self._texts = Texts(rng)
         self._shares = False
+        self._system: str | None = None
+        self._order: list[int] = []
+        self._taken = 0
 
     def asks(self, rows: Sequence[traces.Row | None]) -> list[Turns]:
-        """One for each slot; `rows` has the trace's request of each, where there is a trace."""
+        """One for each slot; `rows` has the trace's request of each, where there is a trace.
+
+        May be called again, for more: what is in common stays in common, and no prompt comes again.
+        """
         count = len(rows)
         match self._workload:
             case Sessions(_, turns, _, sizes):
@@ -124,9 +130,9 @@ class Asker:
         ]
 
     def _shared(self, count: int, tokens: int, sizes: lengths.Sizes) -> list[Turns]:
-        system = text(self._rng, tokens)
+        self._system = self._system or text(self._rng, tokens)
         pairs = _pairs(*sizes.fit(*lengths.mixed(self._rng, _CHAT, count)))
-        return [(self._ask(words, most, system=system),) for words, most in pairs]
+        return [(self._ask(words, most, system=self._system),) for words, most in pairs]
 
     def _mixed(self, count: int, share: float, sizes: lengths.Sizes) -> list[Turns]:
         long = (self._rng.random(count) < share).tolist()
@@ -141,14 +147,15 @@ class Asker:
         self, written: Sequence[Sequence[str]], every_turn: bool, count: int, sizes: lengths.Sizes
     ) -> list[Turns]:  # fmt: skip
         """All of them in an order of the seed's, then again with words before them that make them new."""
-        order = self._rng.permutation(len(written)).tolist()
+        self._order = self._order or self._rng.permutation(len(written)).tolist()
         found = []
-        for place in range(count):
-            again, which = divmod(place, len(order))
-            turns = written[order[which]]
+        for place in range(self._taken, self._taken + count):
+            again, which = divmod(place, len(self._order))
+            turns = written[self._order[which]]
             mark = f"({self._texts.new(_TAIL)}) " if again else ""
             said = [mark + turns[0], *(turns[1:] if every_turn else ())]
             found.append(tuple(said))
+        self._taken += count
         _, answers = sizes.fit(*lengths.mixed(self._rng, (lengths.SHAREGPT,), sum(map(len, found))))
         most = iter(answers.tolist())
         return [
@@ -160,7 +167,7 @@ class Asker:
         prompts = np.array([row.prompt for row in rows], dtype=np.int64)
         fitted = _pairs(*sizes.fit(prompts, np.array([row.answer for row in rows], dtype=np.int64)))
         blocks = Blocks(self._seed, block)
-        self._shares = any(row.blocks for row in rows)
+        self._shares = self._shares or any(row.blocks for row in rows)
         found: list[Turns] = []
         for row, (words, most) in zip(rows, fitted, strict=True):
             if not row.blocks:

@@ -5,13 +5,13 @@
           ├─ lengths, texts             workload ─▶ asks (what, how long)┘
           └─ thinking, hanging up
 
-Rules: each thing has its own generator, so that another rate does not change the prompts, and another warm-up does not
-change the window; what was scaled, cut or spread is in the schedule's notes; files are read here and not later.
+Rules: each thing has its own generator, and the window is drawn before its warm-up, so that another warm-up or a share
+that hangs up leaves the rest as it is; what was scaled, cut or spread is in the notes; files are read here, not later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,12 +49,15 @@ class _Streams:
     times: np.random.Generator
     warming: np.random.Generator
     asks: np.random.Generator
-    thinks: np.random.Generator
-    leaves: np.random.Generator
+    thinks: dict[Phase, np.random.Generator]
+    leaves: dict[Phase, np.random.Generator]
 
     @classmethod
     def of(cls, seed: int) -> _Streams:
-        return cls(*(np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(5)))
+        parts = [np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(7)]
+        times, warming, asks, *rest = parts
+        thinks: dict[Phase, np.random.Generator] = {"measure": rest[0], "warmup": rest[1]}
+        return cls(times, warming, asks, thinks, {"measure": rest[2], "warmup": rest[3]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +98,11 @@ def draw(
     if not measure:
         raise Misuse(f"--arrivals {arriving.text(arrivals)}: no request falls into the {plan.duration:g} s of the load")
     asker = Asker(workload, streams.asks, seed)
-    asks = asker.asks([slot.row for slot in (*measure, *warm)])
-    filled = [*zip(warm, asks[len(measure) :], strict=True), *zip(measure, asks[: len(measure)], strict=True)]
-    leaving = _leaving(streams.leaves, hang_ups)
+    counted = list(zip(measure, asker.asks([slot.row for slot in measure]), strict=True))
+    filled = [*zip(warm, asker.asks([slot.row for slot in warm]), strict=True), *counted]
     found: list[Planned] = []
     for number, (slot, turns) in enumerate(filled):
-        thinks = _thinks(workload, streams.thinks, len(turns))
+        thinks = _thinks(workload, streams.thinks[slot.phase], len(turns))
         for turn, (ask, think) in enumerate(zip(turns, thinks, strict=True)):
             found.append(
                 _planned(
@@ -109,7 +111,7 @@ def draw(
                     index=len(found),
                     session=number if len(turns) > 1 else None,
                     turn=turn,
-                    hang_up=leaving(),
+                    hang_up=_leaves(streams.leaves[slot.phase], hang_ups),
                     ignore_eos=ignore_eos,
                 )
             )
@@ -152,7 +154,9 @@ def _timed(times: arriving.Times, warmup: float, rows: Sequence[traces.Row] | No
     ]
 
 
-def _of_users(arrivals: Closed, rng: np.random.Generator, duration: float, warmup: float, most: int | None) -> _Plan:
+def _of_users(
+    arrivals: Closed, thinks: dict[Phase, np.random.Generator], duration: float, warmup: float, most: int | None
+) -> _Plan:
     """Requests enough for fast answers, of each phase; the first of each user has the ramp-in as its think time."""
     users = arrivals.users
     ramp = 0.8 * warmup if warmup > 0 else min(5.0, 0.1 * duration)
@@ -161,9 +165,11 @@ def _of_users(arrivals: Closed, rng: np.random.Generator, duration: float, warmu
         return min(_MOST, users + int(users * seconds / max(_QUICK, arrivals.think / 2))) if seconds > 0 else 0
 
     pools: list[tuple[Phase, int]] = [("warmup", enough(warmup)), ("measure", most or enough(duration))]
-    thinks = rng.exponential(arrivals.think, sum(count for _, count in pools))
-    slots = [Slot(None, phase) for phase, count in pools for _ in range(count)]
-    slots = [replace(slot, think=float(think)) for slot, think in zip(slots, thinks, strict=True)]
+    slots = [
+        Slot(None, phase, think)
+        for phase, count in pools
+        for think in thinks[phase].exponential(arrivals.think, count).tolist()
+    ]
     for user in range(min(users, len(slots))):
         slots[user] = replace(slots[user], think=user * ramp / users)
     notes = [f"closed loop: {users} users, each waits for its answer, so this is not a rate that the server holds"]
@@ -247,10 +253,8 @@ def _thinks(workload: Workload, rng: np.random.Generator, turns: int) -> list[fl
     return [0.0, *rng.exponential(mean, turns - 1).tolist()]
 
 
-def _leaving(rng: np.random.Generator, share: float) -> Callable[[], float | None]:
-    if share <= 0:
-        return lambda: None
-    return lambda: float(rng.exponential(_LEAVES_AFTER)) if rng.random() < share else None
+def _leaves(rng: np.random.Generator, share: float) -> float | None:
+    return float(rng.exponential(_LEAVES_AFTER)) if share > 0 and rng.random() < share else None
 
 
 def _planned(

@@ -145,7 +145,7 @@ def final(summary: Summary) -> Group:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("figure, ms", no_wrap=True)
     for name in ("n", *rows.PERCENTILES, "max"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for row in rows.rows(summary.figures, rows.GLANCE):
         table.add_row(*map(Text, (row.label, *row.cells())))
     for row in rows.parts(summary)[:3]:

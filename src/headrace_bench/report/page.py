@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #20242b; --faint: #6a7280; --grid: #d9dde3; --paper: #fff; --card: #f5f6f8;
-  --bad: #b3261e; --bad-ink: #fff; --mark: #0072b2; }
+  --blue: #0072b2; --sky: #56b4e9;
+  --bad: #b3261e; --bad-ink: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e8ec; --faint: #9aa3b0; --grid: #343a45; --paper: #14171c;
-  --card: #1d2128; --bad: #c4392f; --mark: #56b4e9; } }
+  --card: #1d2128; --bad: #c4392f; --blue: #3b93dd; --sky: #a6dcf7; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 1rem; }
@@ -55,7 +56,8 @@ td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td small { color: var(--faint); display: block; }
 td.text, th.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 10rem; }
-figure { margin: 1.4rem 0; } figure svg { width: 100%; height: auto; min-width: 34rem; display: block; }
+figure { margin: 1.6rem 0; max-width: 46rem; }
+figure svg { width: 100%; height: auto; min-width: 34rem; display: block; }
 figcaption { font-size: .9rem; }
 pre { background: var(--card); padding: .7rem .9rem; border-radius: .5rem; white-space: pre-wrap;
   overflow-wrap: anywhere; font-size: .85rem; }
@@ -94,11 +96,16 @@ def make(path: Path) -> Path:
     from headrace_bench.report import plots  # matplotlib takes half a second to load: only who draws waits for it
 
     folder = read(path)
-    summary = folder.summary or _cut_short(folder)
+    summary = summary_of(folder)
     drawn = plots.of_run(points(folder.records))
     plots.write(path / PLOTS, drawn)
     save(path / PAGE, run_page(folder, summary, drawn).encode())
     return path / PAGE
+
+
+def summary_of(folder: Folder) -> Summary:
+    """As it was stored; of a run that was cut short made of what there is, and marked."""
+    return folder.summary or _cut_short(folder)
 
 
 def run_page(folder: Folder, summary: Summary, plots: Sequence[Plot]) -> str:

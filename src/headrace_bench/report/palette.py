@@ -96,7 +96,7 @@ def inline(text: str, name: str, label: str) -> str:
         r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", re.sub(r"\s+", " ", element, count=0), count=1
     )
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", element)
-    for colour, role in ((INK, "ink"), (FAINT, "faint"), (GRID, "grid")):
+    for colour, role in ((INK, "ink"), (FAINT, "faint"), (GRID, "grid"), (BLUE, "blue"), (SKY, "sky")):
         element = element.replace(colour, f"var(--{role}, {colour})")
     return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 

@@ -17,6 +17,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
+from headrace_bench.fault import Misuse
 from headrace_bench.figures.definitions import STALL_S
 from headrace_bench.figures.stats import percentile
 from headrace_bench.report import palette
@@ -63,7 +64,7 @@ def of_run(points: Sequence[Point]) -> list[Plot]:
     return [
         ecdf("ttft", "Time to first token", both, "no answer with a token"),
         timeline(points),
-        ecdf("gaps", "Gaps between chunks", {"gaps": gaps}, "no answer with two chunks", marks={50.0: 1, 90.0: 36}),
+        ecdf("gaps", "Gaps between chunks", {"gaps": gaps}, "no answer with two chunks"),
         gap_map(points),
         ecdf("e2e", "From scheduled to the last token", {"end to end": e2e}, "no answer with a token"),
         waterfalls(points),
@@ -74,7 +75,10 @@ def of_run(points: Sequence[Point]) -> list[Plot]:
 
 def write(folder: Path, plots: Sequence[Plot]) -> None:
     """`NAME.png` and `NAME.svg` of each into `folder`, which is made."""
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise Misuse(f"{folder}: {error.strerror or error}") from None
     for plot in plots:
         save(folder / f"{plot.name}.png", palette.png(plot.figure))
         save(folder / f"{plot.name}.svg", palette.svg(plot.figure).encode())
@@ -99,9 +103,8 @@ def ecdf(
             axes.step([floor[0], *floor[kept]], [0, *heights], where="post", color=colour, linestyle=style, label=text)
             if place < marked:
                 wanted = [p for p, least in marks.items() if len(values) >= least]
-                _marks(
-                    axes, wanted, values.tolist(), colour, right=(95.0, 99.0) if marked == 1 else wanted[: 9 * place]
-                )
+                right = wanted[: 9 * place] if marked > 1 else (95.0,)
+                _marks(axes, wanted, values.tolist(), colour, right=right)
         _times(axes, "x", np.concatenate(list(shown.values())) if shown else None, nothing)
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

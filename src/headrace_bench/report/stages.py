@@ -6,7 +6,8 @@
 
 Rules: the parts add up to the TTFT, to the nanosecond, and none is negative. The network is what is left when the
 server's own time is taken from sent → first token; both ways are in it, and what the client's reading took. A server
-that says nothing has one part, `server+network`. Where a server's time is longer than ours (its clock began while we
+that says nothing has one part, `server+network`; one that tells its first stages only (a header is written before the
+first token) keeps them, and the rest is that part. Where a server's time is longer than ours (its clock began while we
 were still sending), the network is 0 and the difference is named as `overlap` and taken from what stands before it.
 """
 
@@ -52,7 +53,7 @@ class Split:
 
     stages: tuple[Stage, ...]
     told: bool
-    """The server said how long its stages took."""
+    """The server said how long it took itself, up to the first token."""
     overlap_ns: int = 0
     """By how much the server's time and the client's were longer than the TTFT together."""
 
@@ -86,14 +87,20 @@ def split(record: Record) -> Split | None:
         client.append(Stage(name, "client", ends - reached))
         reached = ends
     server = _server(record.server)
-    if not server:
-        return Split((*client, Stage(UNTOLD, "server", first - reached)), told=False)
-    network = first - reached - sum(stage.ns for stage in server)
-    if network >= 0:
-        return Split((*client, Stage(NETWORK, "network", network), *server), told=True)
-    parts = _shortened([*reversed(client), *server], -network)
-    cut = [*reversed(parts[: len(client)]), Stage(NETWORK, "network", 0), *parts[len(client) :]]
-    return Split(tuple(cut), told=True, overlap_ns=-network)
+    told = _to_the_end(record.server)
+    left = first - reached - sum(stage.ns for stage in server)
+    overlap = max(0, -left)
+    if overlap:
+        parts = _shortened([*reversed(client), *server], overlap)
+        client, server = parts[: len(client)][::-1], parts[len(client) :]
+    if told:
+        return Split((*client, Stage(NETWORK, "network", max(0, left)), *server), told, overlap)
+    return Split((*client, *server, Stage(UNTOLD, "server", max(0, left))), told, overlap)
+
+
+def _to_the_end(told: Mapping[str, float | None] | None) -> bool:
+    """What the server tells goes up to its first token."""
+    return told is not None and (told.get("ttft") is not None or told.get(SERVER[-1]) is not None)
 
 
 def _server(told: Mapping[str, float | None] | None) -> list[Stage]:

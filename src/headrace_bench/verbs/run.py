@@ -9,6 +9,7 @@ made; whatever ends the load, what was measured up to then is in the folder.
 from __future__ import annotations
 
 import argparse
+import sys
 
 from rich.console import Console
 
@@ -56,8 +57,11 @@ def run(asked: argparse.Namespace) -> int:
     journal.finish(done.records, done.health, summary)
     show = Console(highlight=False)
     show.print(console.final(summary))
-    page.make(path)
-    show.print(f"{path / folder.PAGE}", soft_wrap=True)
+    try:
+        show.print(str(page.make(path)), soft_wrap=True)
+    except ModuleNotFoundError as missing:
+        # The measurement is done and kept; `report` makes its page once the library is there.
+        print(f"headrace-bench: no page: it needs {missing.name}: pip install 'headrace[bench]'", file=sys.stderr)
     return status(done, summary, asked.fail_above)
 
 

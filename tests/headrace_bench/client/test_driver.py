@@ -92,6 +92,11 @@ def test_requests_need_not_stand_in_order_of_time() -> None:
     assert [record.dispatched for record in records] == [3.0, 1.0]
 
 
+def test_a_request_without_a_time_is_a_mistake_in_an_open_loop() -> None:
+    with pytest.raises(ValueError, match="request 1 has no time"):
+        load(schedule(planned(0, 0.0), planned(1)))
+
+
 def test_each_record_is_told_as_it_ends() -> None:
     told: list[int] = []
     load(

@@ -38,6 +38,16 @@ def test_another_server_has_one_part() -> None:
     assert parts.by_name()[UNTOLD] == pytest.approx(197.5)
 
 
+def test_the_first_stages_of_a_header_leave_the_rest_to_server_and_network() -> None:
+    header: dict[str, float | None] = {"receive": 0.1, "route": 0.1, "tokenize": 10.3}
+    parts = split(msgspec.structs.replace(answered(0, 0.0), server=header))
+    assert parts is not None
+    assert not parts.told
+    assert [stage.name for stage in parts.stages][3:] == ["receive", "route", "tokenize", UNTOLD]
+    assert parts.by_name()[UNTOLD] == pytest.approx(197.5 - 10.5)
+    assert parts.side_ms("network") == 0
+
+
 def test_nothing_to_split_without_a_token() -> None:
     assert split(failed(0, 1.0)) is None
 
@@ -61,7 +71,9 @@ def test_a_server_longer_than_the_wait_for_it_is_an_overlap() -> None:
 
 
 def test_a_server_longer_than_everything_still_adds_up() -> None:
-    record = msgspec.structs.replace(answered(0, 0.0, ttft=0.1), server={"queue": 50.0, "prefill": 300.0})
+    record = msgspec.structs.replace(
+        answered(0, 0.0, ttft=0.1), server={"queue": 50.0, "prefill": 300.0, "ttft": 350.0}
+    )
     parts = split(record)
     assert parts is not None
     assert parts.ttft_ms == pytest.approx(100)
@@ -90,7 +102,9 @@ def test_sums_are_exact_and_parts_never_negative() -> None:
             name: draw.choice((None, record.dispatched + draw.uniform(-0.1, 0.3))) for name in ("connected", "sent")
         }
         server = {name: draw.uniform(0, draw.choice((0.1, 500))) for name in ("queue", "prefill", "deliver")}
-        parts = split(msgspec.structs.replace(record, **stamps, server=draw.choice((server, None))))
+        parts = split(
+            msgspec.structs.replace(record, **stamps, server=draw.choice((server, {"queue": server["queue"]}, None)))
+        )
         assert parts is not None
         assert sum(stage.ns for stage in parts.stages) == ns(record)
         assert all(stage.ns >= 0 for stage in parts.stages)
