@@ -31,6 +31,7 @@ VERBS: Mapping[str, str] = {
     "memory": "KV that comes back, text that is looked up, streams that survive",
 }
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +43,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 measured; 1 a server did not do what it has to, or the run does not count; 2 misused."""
+    if argv is None:  # the program itself: an exception, so that servers that run are ended
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     given = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in given if word in VERBS), None)
     try:
@@ -80,5 +83,4 @@ def _parser(verb: str | None, module: Any) -> Parser:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that servers that run are ended
     sys.exit(main())

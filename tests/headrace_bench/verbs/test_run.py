@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,23 +89,36 @@ def test_what_is_wrong_is_one_line_and_no_folder(
     assert not out.exists()
 
 
-def test_an_interrupt_keeps_the_folder(url: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def signalled(url: str, out: Path, number: signal.Signals) -> tuple[int, str]:
+    """Exit status and output of a long load that gets a signal after its first record."""
     load = command(url, out, "--arrivals", "constant:20", "--duration", "100", "--warmup", "0")
     with subprocess.Popen(
         [sys.executable, "-m", "headrace_bench", *load], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
         while not (out / "requests.jsonl").is_file() or not (out / "requests.jsonl").stat().st_size:
             assert program.poll() is None
-        program.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        program.send_signal(number)
         said, _ = program.communicate(timeout=60)
-    assert program.returncode == 130
+    return program.returncode, said
+
+
+def test_an_interrupt_keeps_the_folder(url: str, tmp_path: Path) -> None:
+    code, said = signalled(url, tmp_path / "out", signal.SIGINT)
+    assert code == 130
     assert "interrupted" in said
-    found = folder.read(out)
+    found = folder.read(tmp_path / "out")
     assert found.records
     assert found.health is not None
     assert any("interrupted" in line for line in found.health.invalid)
-    assert (out / "report.html").is_file()
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_load_that_is_told_to_end_keeps_what_it_wrote(url: str, tmp_path: Path) -> None:
+    assert signalled(url, tmp_path / "out", signal.SIGTERM)[0] == 143
+    found = folder.read(tmp_path / "out")
+    assert found.records
+    assert not found.torn
 
 
 def test_a_missing_library_costs_the_page_and_not_the_run(
