@@ -125,7 +125,7 @@ def run_page(folder: Folder, summary: Summary, plots: Sequence[Plot]) -> str:
             ("Plots", joined(figure(plot) for plot in plots)),
             ("Failures", _failures(summary, every)),
             ("Slowest first tokens", _slowest(every)),
-            ("Notes", listed((*summary.notes, *config.notes))),
+            ("Notes", listed(tuple(dict.fromkeys((*summary.notes, *config.notes))))),
             ("Client and load", _load(summary)),
             ("Machine and command", _machine(config)),
             ("What the figures mean", _definitions()),
@@ -320,13 +320,14 @@ def _load(summary: Summary) -> Html:
 def _machine(config: Config) -> Html:
     machine = config.machine
     memory = BLANK if machine.memory is None else f"{machine.memory / 2**30:.1f} GiB"
+    flags = [(name, value) for name, value in config.flags.items() if value not in (None, "", False)]
     entries = {
         "processor": f"{machine.cpu or BLANK}, {machine.cores} cores for this process",
         "memory": memory,
         "kernel": machine.kernel,
         "versions": ", ".join(f"{name} {version}" for name, version in config.versions.items()),
         "server": config.server or BLANK,
-        "flags": ", ".join(f"{name} = {value}" for name, value in config.flags.items()) or BLANK,
+        "flags": ", ".join(f"{name} = {value}" for name, value in flags) or BLANK,
     }
     commands = [shlex.join(config.command), *filter(None, [config.server_command])]
     return joined([definitions(entries), *(Html(f"<pre>{escape(line)}</pre>") for line in commands)])

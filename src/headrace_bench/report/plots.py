@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
@@ -21,6 +20,15 @@ from headrace_bench.fault import Misuse
 from headrace_bench.figures.definitions import STALL_S
 from headrace_bench.figures.stats import percentile
 from headrace_bench.report import palette
+from headrace_bench.report.axes import (
+    clock_axis,
+    linear_axis,
+    mark_percentiles,
+    mark_size,
+    say_empty,
+    stacked,
+    time_axis,
+)
 from headrace_bench.report.folder import save
 from headrace_bench.report.palette import BLUE, FAINT, GREEN, ORANGE, RED, SERIES, figure, looks, unparsed
 from headrace_bench.report.series import Point, slowest
@@ -104,8 +112,8 @@ def ecdf(
             if place < marked:
                 wanted = [p for p, least in marks.items() if len(values) >= least]
                 right = wanted[: 9 * place] if marked > 1 else (95.0,)
-                _marks(axes, wanted, values.tolist(), colour, right=right)
-        _times(axes, "x", np.concatenate(list(shown.values())) if shown else None, nothing)
+                mark_percentiles(axes, wanted, values.tolist(), colour, right=right)
+        time_axis(axes, "x", np.concatenate(list(shown.values())) if shown else None, nothing)
         axes.set_ylim(0, 1.03)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_ylabel("share of samples")
@@ -126,14 +134,23 @@ def timeline(points: Sequence[Point]) -> Plot:
         at, ttft = [p.at for p in good], [max(p.ttft or 0.0, 1e-3) for p in good]
         raster = len(good) > palette.RASTER_ABOVE
         if good:
-            axes.scatter(at, ttft, s=11, color=BLUE, alpha=0.55, linewidths=0, rasterized=raster, label="first token")
+            axes.scatter(
+                at,
+                ttft,
+                s=mark_size(len(good)),
+                color=BLUE,
+                alpha=0.55,
+                linewidths=0,
+                rasterized=raster,
+                label="first token",
+            )
         if len(good) >= 60:
             edges = np.linspace(min(at), max(at), 31)
             places = np.clip(np.digitize(at, edges) - 1, 0, 29)
             middles = [percentile([t for t, q in zip(ttft, places, strict=True) if q == b], 50) for b in range(30)]
             kept = [(x, y) for x, y in zip((edges[:-1] + edges[1:]) / 2, middles, strict=True) if y is not None]
             axes.plot(*zip(*kept, strict=True), color=ORANGE, linewidth=1.6, label="median of the time about it")
-        _times(axes, "y", ttft, "no answer with a token")
+        time_axis(axes, "y", ttft, "no answer with a token")
         classes = Counter(p.outcome for p in points if p.outcome != "ok")
         for row, (outcome, count) in enumerate(sorted(classes.items())):
             marker, colour = palette.FAILURES[outcome]
@@ -144,7 +161,7 @@ def timeline(points: Sequence[Point]) -> Plot:
                 label=f"{outcome} ({count})",
             )  # fmt: skip
         axes.set_title(axes.get_title(loc="left"), pad=10 + 11 * len(classes))
-        _seconds(axes, [p.at for p in points])
+        clock_axis(axes, [p.at for p in points])
         if points:
             axes.legend(loc="upper left", bbox_to_anchor=(0, -0.21), ncols=3, handletextpad=0.4, columnspacing=1.2)
     return Plot(
@@ -177,8 +194,8 @@ def gap_map(points: Sequence[Point]) -> Plot:
                 axes.axhline(STALL_MS, color=RED, linestyle=(0, (4, 3)), linewidth=1.1)
                 axes.annotate("stall", (0.995, STALL_MS), xycoords=("axes fraction", "data"), xytext=(0, 3),
                               textcoords="offset points", ha="right", color=RED, fontsize=9)  # fmt: skip
-        _times(axes, "y", [ms for _, ms in gaps], "no answer with two chunks", "gap")
-        _seconds(axes, [at for at, _ in gaps])
+        time_axis(axes, "y", [ms for _, ms in gaps], "no answer with two chunks", "gap")
+        clock_axis(axes, [at for at, _ in gaps])
     return Plot("gap_map", "Gaps between chunks over time",
                 f"How many gaps of a length ended at a time. Above the broken line ({STALL_MS:g} ms) is a stall.",
                 drawn)  # fmt: skip
@@ -191,9 +208,9 @@ def waterfalls(points: Sequence[Point], count: int = 50) -> Plot:
         drawn, axes = figure(height=max(3.3, 1.3 + 0.145 * len(slow)))
         axes.set_title("The slowest first tokens, in their parts")
         rows = [p.split.by_name() for p in slow if p.split is not None]
-        _stacked(axes, rows, [f"#{p.index}" for p in slow], 0.8)
+        stacked(axes, rows, [f"#{p.index}" for p in slow], 0.8)
         axes.tick_params(axis="y", labelsize=7.5)
-        _linear(axes, rows, "time from scheduled [ms]", "no answer with a token")
+        linear_axis(axes, rows, "time from scheduled [ms]", "no answer with a token")
     return Plot("waterfalls", "The slowest first tokens, in their parts",
                 "A bar is a request, from its scheduled time to its first token; the number is its place in the "
                 "schedule.", drawn)  # fmt: skip
@@ -211,11 +228,11 @@ def stages(points: Sequence[Point]) -> Plot:
                 parts = dict.fromkeys(name for name in palette.STAGES if any(name in one for one in splits))
                 rows.append({name: sum(one.get(name, 0.0) for one in splits) / len(splits) for name in parts})
                 names.append(f"{label}\nn = {len(splits)}")
-        _stacked(axes, rows, names, 0.62)
+        stacked(axes, rows, names, 0.62)
         for place, row in enumerate(rows):
             axes.annotate(f"{sum(row.values()):,.0f} ms", (sum(row.values()), place), xytext=(4, 0),
                           textcoords="offset points", va="center", fontsize=9)  # fmt: skip
-        _linear(axes, rows, "mean time [ms]", "no answer with a token")
+        linear_axis(axes, rows, "mean time [ms]", "no answer with a token")
         axes.set_xlim(0, max((sum(row.values()) for row in rows), default=1.0) * 1.2)
         axes.set_ylabel("prompt tokens")
     return Plot("stages", "Where the first token's time went",
@@ -236,16 +253,18 @@ def by_prompt(points: Sequence[Point]) -> Plot:
             if kept:
                 x, y = [p.prompt_tokens or 1 for p in kept], [max(p.ttft or 0.0, 1e-3) for p in kept]
                 raster = len(kept) > palette.RASTER_ABOVE
-                axes.scatter(x, y, s=13, marker=marker, color=colour, alpha=0.55, linewidths=0, rasterized=raster,
-                             label=f"{label} (n = {len(kept):,})")  # fmt: skip
-        _times(axes, "y", [p.ttft or 0.0 for p in good], "no answer with a token and a count of its prompt")
+                axes.scatter(x, y, s=mark_size(len(good)), marker=marker, color=colour, alpha=0.55, linewidths=0,
+                             rasterized=raster, label=f"{label} (n = {len(kept):,})")  # fmt: skip
+        time_axis(axes, "y", [p.ttft or 0.0 for p in good], "no answer with a token and a count of its prompt")
         axes.set_xlabel("prompt tokens, as the server counts them")
         if good:
-            axes.set_xscale("log", base=2)
+            counts = [p.prompt_tokens or 1 for p in good]
+            if max(counts) >= 8 * min(counts):
+                axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.legend(loc="upper left")
     return Plot("by_prompt", "Time to first token by length of the prompt",
-                "Each mark is a request that ended well. Both axes are logarithmic.", drawn)  # fmt: skip
+                "Each mark is a request that ended well.", drawn)  # fmt: skip
 
 
 def goodput(tried: Sequence[RatePoint], objective: str) -> Plot:
@@ -273,7 +292,7 @@ def goodput(tried: Sequence[RatePoint], objective: str) -> Plot:
             axes.set_xlim(0, top * 1.05)
             axes.set_ylim(0, None)
         else:
-            _empty(axes, "no rate was tried")
+            say_empty(axes, "no rate was tried")
     return Plot("goodput", f"Goodput by rate ({objective})",
                 "Requests a second that met every limit, by the rate they were sent at, with 95 % intervals.",
                 drawn)  # fmt: skip
@@ -294,32 +313,6 @@ def overlay(a: str, b: str, of_a: Sequence[Point], of_b: Sequence[Point]) -> lis
     ]
 
 
-def _marks(
-    axes: Axes, wanted: Sequence[float], values: Sequence[float], colour: str, *, right: Sequence[float]
-) -> None:
-    """Percentiles as dots; those in `right` have their text below to the right, where two would cover each other."""
-    for p in wanted:
-        at = max(percentile(values, p) or 0.0, 1e-3)
-        axes.plot([at], [p / 100], marker="o", markersize=4.5, color=colour)
-        place, ha = ((7, -10), "left") if p in right else ((-7, 3), "right")
-        axes.annotate(f"p{p:g}  {_ms(at)}", (at, p / 100), xytext=place, ha=ha, textcoords="offset points", fontsize=9)
-
-
-def _stacked(axes: Axes, rows: Sequence[Mapping[str, float]], labels: Sequence[str], height: float) -> None:
-    """Horizontal bars from the top; a part that none of them has is not in the legend."""
-    left = np.zeros(len(rows))
-    for name, colour in palette.STAGES.items():
-        widths = np.array([row.get(name, 0.0) for row in rows])
-        if widths.any():
-            axes.barh(range(len(rows)), widths, height, left=left, color=colour, linewidth=0, label=name)
-            left += widths
-    axes.set_yticks(range(len(rows)), labels)
-    axes.set_ylim(max(len(rows), 1) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    if rows:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9, handlelength=1, handleheight=1)
-
-
 def _bucketed(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     """All, then those of each length of prompt that has some."""
     out = [("all", list(points))]
@@ -329,56 +322,6 @@ def _bucketed(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
         if inside:
             out.append((label, inside))
     return out
-
-
-def _times(
-    axes: Axes, axis: str, values: Sequence[float] | np.ndarray | None, nothing: str, what: str = "time"
-) -> None:
-    """A logarithmic axis of milliseconds, labelled in ms or s."""
-    if values is None or not len(values):
-        _empty(axes, nothing)
-        return
-    low, high = max(float(np.min(values)), 1e-3), max(float(np.max(values)), 1e-3)
-    room = max((high / low) ** 0.06, 1.25)
-    getattr(axes, f"set_{axis}scale")("log")
-    getattr(axes, f"set_{axis}lim")(low / room, high * room)
-    scale = getattr(axes, f"{axis}axis")
-    scale.set_major_formatter(FuncFormatter(lambda value, _: _ms(value)))
-    some = high / low * room * room < 400
-    scale.set_minor_formatter(
-        FuncFormatter(lambda value, _: _ms(value) if _leads(value, (2, 5)) else "") if some else NullFormatter()
-    )
-    getattr(axes, f"set_{axis}label")(f"{what} (logarithmic)")
-
-
-def _leads(value: float, digits: Sequence[int]) -> bool:
-    """The first digit is one of them, and the only one."""
-    leading = value / 10 ** np.floor(np.log10(value))
-    return any(abs(leading - digit) < 1e-6 for digit in digits)
-
-
-def _linear(axes: Axes, rows: Sequence[object], label: str, nothing: str) -> None:
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    if not rows:
-        _empty(axes, nothing)
-
-
-def _seconds(axes: Axes, at: Sequence[float]) -> None:
-    axes.set_xlabel("time from the start [s]")
-    if at:
-        room = 0.02 * (max(at) - min(at)) or 1.0
-        axes.set_xlim(min(at) - room, max(at) + room)
-
-
-def _empty(axes: Axes, text: str) -> None:
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=FAINT)
-
-
-def _ms(value: float) -> str:
-    return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
