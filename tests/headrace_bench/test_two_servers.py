@@ -22,7 +22,7 @@ from scripted_servers import serving
 
 
 def short(seed: int) -> Schedule:
-    return draw(Constant(40.0), parse("chat,max_in=16,max_out=8"), seed=seed, duration=0.2)
+    return draw(Constant(40.0), parse("chat,max_in=16,max_out=8"), seed=seed, duration=0.15)
 
 
 def whatever_the_machine_does(target: Target, schedule: Schedule, *, drain_s: float) -> Run:
@@ -64,12 +64,12 @@ def test_a_point_that_is_lost_is_stopped_while_it_runs() -> None:
 
     points: list[Point] = []
     with serving(0.1) as server:
-        goal = Goal(target=0.9, low=20.0, seconds=30.0, points=1)
+        goal = Goal(target=0.9, low=20.0, seconds=5.0, points=1)
         target = Target(server.url, "m")
         found = capacity(target, asked, goal, Slo("soon", ttft=0.05), drain_s=1.0, on_point=points.append)
     first = found.points[0]
     assert found.points == points
     assert (first.verdict, first.stopped) in {("not met", True), ("invalid", True)}
-    assert first.took < 20.0
+    assert first.took < 4.0, "it was to take five seconds and more"
     assert found.end is not None
     assert found.end.met is None
