@@ -206,7 +206,7 @@ def _told(made: Duel, claim: Claim, config: folder.Config, keeper: _Keeper, out:
 
     dropped = [{"kind": one.kind, "pair": one.pair + 1, "reasons": list(one.reasons)} for one in made.dropped]
     if dropped:
-        made.notes.append(f"{len(dropped)} pairs do not count, as the client or an idle server was not in order")
+        made.notes.append(f"pairs that do not count: {len(dropped)}, as the client or an idle server was not in order")
     invalid = [] if made.pairs else ["no pair counts", *_counted(made.dropped)]
     about: dict[str, Any] = {"seed": made.seed, "slo": made.slo.text() if made.slo.limits() else made.slo.name,
                              "config": config}  # fmt: skip
