@@ -186,18 +186,13 @@ class _Bout:
             before, began = _cpu(other), time.perf_counter()
             ran = self._run(side.target, schedule, drain_s=self._drain_s)
             after, ended = _cpu(other), time.perf_counter()
-        noisy = []
-        if before is not None and after is not None and after - before > IDLE_CPU * (ended - began):
-            cores = (after - before) / (ended - began)
-            noisy = [f"{other.name} was to be idle and used {cores:.2f} cores"]
-        if other.target.url == side.target.url:
-            noisy = []
-        if ran.interrupted:
-            raise Cut(f"interrupted in {_where(place)}; what was measured is kept", self._made, INTERRUPTED)
         trial = reduce(side.name, place, ran.schedule, ran.records, ran.health, self._made.slo, self._made.figures)
-        trial = replace(trial, invalid=(*trial.invalid, *noisy))
+        if before is not None and after is not None and other.target.url != side.target.url:
+            trial = _disturbed(trial, other, (after - before) / (ended - began))
         if self._on_run is not None:
             self._on_run(trial, ran)
+        if ran.interrupted:
+            raise Cut(f"interrupted in {_where(place)}; what was measured is kept", self._made, INTERRUPTED)
         self._alive(side, trial, ran)
         return trial
 
@@ -215,6 +210,13 @@ class _Bout:
             ends = ", ".join(f"{count} {name}" for name, count in sorted(trial.outcomes.items())) or "nothing was sent"
             words = next((f": {record.error}" for record in ran.records if record.error), "")
             raise Cut(f"{side.name} brought no request to a good end in {where} ({ends}){words}", self._made)
+
+
+def _disturbed(trial: Trial, other: Side, cores: float) -> Trial:
+    """Invalid too, if the other server was at work meanwhile."""
+    if cores <= IDLE_CPU:
+        return trial
+    return replace(trial, invalid=(*trial.invalid, f"{other.name} was to be idle and used {cores:.2f} cores"))
 
 
 def _where(place: Place) -> str:

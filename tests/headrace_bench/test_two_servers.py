@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import msgspec
 
+from headrace_bench.capacity import capacity
 from headrace_bench.client.run import Run, run
 from headrace_bench.client.target import Target
 from headrace_bench.duel import Duel, Side, duel
 from headrace_bench.figures.claim import Claim, conclude
+from headrace_bench.figures.point import Point
+from headrace_bench.figures.search import Goal
+from headrace_bench.figures.slo import Slo
 from headrace_bench.load.arrivals import Constant
 from headrace_bench.load.draw import draw
 from headrace_bench.load.schedule import Schedule
@@ -18,11 +22,11 @@ from scripted_servers import serving
 
 
 def short(seed: int) -> Schedule:
-    return draw(Constant(40.0), parse("chat,max_in=16,max_out=8"), seed=seed, duration=0.2)
+    return draw(Constant(40.0), parse("chat,max_in=16,max_out=8"), seed=seed, duration=0.15)
 
 
 def whatever_the_machine_does(target: Target, schedule: Schedule, *, drain_s: float) -> Run:
-    """A machine that runs tests is never quiet. That a client which is not in order does not count is tested elsewhere."""
+    """A machine that runs tests is never quiet, and that such runs do not count is tested elsewhere."""
     ran = run(target, schedule, drain_s=drain_s)
     return replace(ran, health=msgspec.structs.replace(ran.health, invalid=()))
 
@@ -52,3 +56,20 @@ def test_a_faster_server_is_found_and_the_same_one_is_not() -> None:
 
         # Six pairs go the same way by chance once in 32 times: a claim has to come again with fresh ones.
         assert not (differs(2) and differs(3))
+
+
+def test_a_point_that_is_lost_is_stopped_while_it_runs() -> None:
+    def asked(load: float, seconds: float, seed: int) -> Schedule:
+        return draw(Constant(load), parse("chat,max_in=16,max_out=8"), seed=seed, duration=seconds)
+
+    points: list[Point] = []
+    with serving(0.1) as server:
+        goal = Goal(target=0.9, low=20.0, seconds=5.0, points=1)
+        target = Target(server.url, "m")
+        found = capacity(target, asked, goal, Slo("soon", ttft=0.05), drain_s=1.0, on_point=points.append)
+    first = found.points[0]
+    assert found.points == points
+    assert (first.verdict, first.stopped) in {("not met", True), ("invalid", True)}
+    assert first.took < 4.0, "it was to take five seconds and more"
+    assert found.end is not None
+    assert found.end.met is None

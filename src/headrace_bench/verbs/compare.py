@@ -26,6 +26,7 @@ from headrace_bench.client.target import Target
 from headrace_bench.duel import Cut, Dropped, Duel, Side, duel
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures.claim import Claim, conclude
+from headrace_bench.figures.paired import MIN_PAIRS
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.summary import summarise
 from headrace_bench.figures.trial import FIGURES, Both, Figure, Trial
@@ -172,6 +173,13 @@ def _compared(asked: argparse.Namespace, a: Side, b: Side, slo: Slo, out: Path, 
     )  # fmt: skip
     keeper = _Keeper(out, config, slo, primary, show)
     ended: Cut | None = None
+    runs = 2 * (
+        asked.pairs + (max(MIN_PAIRS, -(-asked.pairs // 2)) if asked.floor_pairs is None else asked.floor_pairs)
+    )
+    minutes = runs * (plan.warmup + plan.duration) / 60
+    show.print(
+        f"{runs} runs of {plan.warmup + plan.duration:g} s: {minutes:.0f} minutes, and what answers take after that"
+    )
 
     def scheduler(seed: int) -> Schedule:
         return flags.schedule_of(asked, seed)
@@ -198,7 +206,7 @@ def _told(made: Duel, claim: Claim, config: folder.Config, keeper: _Keeper, out:
 
     dropped = [{"kind": one.kind, "pair": one.pair + 1, "reasons": list(one.reasons)} for one in made.dropped]
     if dropped:
-        made.notes.append(f"{len(dropped)} pairs do not count, as the client or an idle server was not in order")
+        made.notes.append(f"pairs that do not count: {len(dropped)}, as the client or an idle server was not in order")
     invalid = [] if made.pairs else ["no pair counts", *_counted(made.dropped)]
     about: dict[str, Any] = {"seed": made.seed, "slo": made.slo.text() if made.slo.limits() else made.slo.name,
                              "config": config}  # fmt: skip

@@ -40,12 +40,12 @@ def test_requests_that_never_end_pile_up() -> None:
 
 def test_overload_grows_and_a_steady_queue_seldom_does() -> None:
     def share(rate: float) -> int:
-        trends = [backlog(*queue(rate, 0.1, seed)) for seed in range(40)]
+        trends = [backlog(*queue(rate, 0.1, seed)) for seed in range(20)]
         return sum(trend is not None and trend.growing for trend in trends)
 
-    assert share(14.0) >= 38
+    assert share(14.0) >= 19
     assert share(5.0) <= 1
-    assert share(7.0) <= 3
+    assert share(7.0) <= 2
 
 
 def test_users_have_no_backlog_and_nothing_has_no_trend() -> None:
