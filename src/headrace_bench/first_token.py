@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace_bench.lab import Lab, words
 from headrace_bench.server import Server
-from headrace_bench.stats import median, percentile
+from headrace_bench.figures.stats import median, percentile
 from headrace_bench.wire import Answer, chat
 
 BARE = """

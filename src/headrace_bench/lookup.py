@@ -13,7 +13,7 @@ from typing import Any
 from headrace_bench.lab import Lab
 from headrace_bench.memory import body
 from headrace_bench.server import Server
-from headrace_bench.stats import median
+from headrace_bench.figures.stats import median
 from headrace_bench.wire import Answer, chat
 
 LIGHTHOUSE = (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_bench.stats import median, percentile
+from headrace_bench.figures.stats import median, percentile
 
 
 @pytest.mark.parametrize(
