@@ -55,9 +55,12 @@ def named(text: str) -> list[str]:
 
 
 def find(
-    names: Sequence[str], home: Path, model: Path, say: Callable[[str], None], *, install: bool = False
+    names: Sequence[str], home: Path, model: Path | None, say: Callable[[str], None], *, install: bool = False
 ) -> Found:
-    """Looks for each, installs what is missing if it may, and makes vLLM's weights. No peer's failure stops another."""
+    """Looks for each, installs what is missing if it may, and makes a model's weights for vLLM.
+
+    No peer's failure stops another.
+    """
     places: dict[str, Path] = {}
     versions: dict[str, str] = {}
     left_out: dict[str, str] = {}
@@ -74,8 +77,8 @@ def find(
                 row.install(home)
                 place = row.locate(home)
             if place is None:
-                raise Fault("not installed" if not install else "its program is not where it should be")
-            if name == vllm.NAME:
+                raise Fault("its program is not where it should be" if install else "not installed (--install does it)")
+            if name == vllm.NAME and model is not None:
                 weights = vllm.weights(place, model)
             places[name], versions[name] = place, row.version(place)
         except Fault as error:
@@ -96,6 +99,4 @@ def _programs(places: Mapping[str, Path], weights: Path | None) -> Programs:
     )
     if source is None:
         return found
-    return Programs(
-        found.llama_server, source, example_server.python(source), found.python_server, found.vllm, weights
-    )
+    return Programs(found.llama_server, source, example_server.python(source), found.python_server, found.vllm, weights)
