@@ -143,7 +143,7 @@ def notes(models: Sequence[Measured], window: int, step: int, start: int) -> lis
         lines.append(
             f"Perplexity is of a fixed English text, its bytes from {start:,} on ({scored.scored_bytes:,} bytes, "
             f"{scored.scored_tokens:,} tokens for {_first(models)}): a window of {window} tokens moves by {step}, and "
-            "its second half is scored. It is a figure per token: between models of different vocabularies compare bits per byte."
+            "its second half is scored. It is a figure per token: across vocabularies compare bits per byte."
         )
     lines.append(
         "TTFT and TPOT are over HTTP, from `headrace serve`, one request at a time, every prompt new; prefill is a "
