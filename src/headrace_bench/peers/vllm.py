@@ -23,8 +23,8 @@ READERS = ("gguf", "accelerate")
 NOT_NEEDED = ("torch", "torchvision", "torchaudio", "torchcodec")
 """Pictures and sound; and torch, which comes first, by itself."""
 KV_GIB = 2
-READY_S = 300.0
-"""It compiles kernels at its first start."""
+READY_S = 600.0
+"""It compiles kernels when it starts: a minute and more on two quiet cores."""
 
 
 def locate(home: Path) -> Path | None:

@@ -37,7 +37,7 @@ from headrace_bench.verbs.peers import new_folder
 from headrace_bench.wire import Answer, Refused, chat
 
 REPEATS = {64: 3, 512: 2, 2048: 2}
-"""Prompts of each length in a round: six medians' worth of the longest from three rounds."""
+"""Prompts of each length in a round: three rounds give six of the longest, the fewest that a median's interval needs."""
 ANSWERS, TOKENS = 3, 96
 """Answers in a round whose TPOT is taken, and their longest."""
 PREFILLS = 3
@@ -71,7 +71,7 @@ def run(asked: argparse.Namespace) -> int:
                 _turn(asked, left[label], found[label], folder, turn)
             except Fault as error:
                 found[label].notes.append(f"round {turn + 1}: {error}" if turn else str(error))
-                _say(f"{label}: {error}")
+                _say(f"{left[label]}: {error}")
                 del left[label]
         _write(asked, list(found.values()), folder, wall)
     print(tables.markdown(tables.read(folder)))
@@ -95,7 +95,7 @@ def names(files: Sequence[Path]) -> dict[str, Path]:
 def _turn(asked: argparse.Namespace, file: Path, model: Measured, folder: Path, turn: int) -> None:
     """One model's part of a round. Raises Fault."""
     if not file.is_file():
-        raise Fault(f"{file}: no such file")
+        raise Fault("no such file")
     reason = selection.fits(file.stat().st_size, free_memory())
     if reason is not None:
         raise Fault(reason)
@@ -109,7 +109,8 @@ def _turn(asked: argparse.Namespace, file: Path, model: Measured, folder: Path, 
         with lab.headrace(*shlex.split(asked.serve_args), name=f"headrace-{file.stem}") as server:
             _ask(server, lab, model, facts.context, rng)
     except (NotReady, Refused, OSError, TimeoutError) as error:
-        raise Fault(f"headrace serve: {' '.join(str(error).split())[-200:] or type(error).__name__}") from None
+        said = " ".join(str(error).replace(str(file), file.name).split())
+        raise Fault(f"headrace serve: {said[-200:] or type(error).__name__}") from None
     _say(f"round {turn + 1}: {model.name}")
 
 
