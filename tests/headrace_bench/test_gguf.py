@@ -14,7 +14,8 @@ from headrace_bench.gguf import START, STEP, TEXT, WINDOW, first_scored, surpris
 
 @pytest.mark.parametrize("n", [301, 512, 513, 1000, 1524])
 def test_every_token_is_scored_once_with_enough_before_it(n: int) -> None:
-    first, scored = 300, []
+    first = 300
+    scored: list[int] = []
     for begin, at, to in windows(first, n):
         assert to - begin <= WINDOW
         assert at - begin >= STEP

@@ -37,7 +37,7 @@ from headrace_bench.verbs.peers import new_folder
 from headrace_bench.wire import Answer, Refused, chat
 
 REPEATS = {64: 3, 512: 2, 2048: 2}
-"""Prompts of each length in a round: three rounds give six of the longest, the fewest that a median's interval needs."""
+"""Prompts of each length in a round: three rounds give six of the longest, the fewest for a median's interval."""
 ANSWERS, TOKENS = 3, 96
 """Answers in a round whose TPOT is taken, and their longest."""
 PREFILLS = 3
@@ -162,10 +162,19 @@ def _ask(server: Server, lab: Lab, model: Measured, context: int, rng: random.Ra
 
 
 class Lengths:
-    """Prompts of a length in tokens, made of words: two that warm the server up say how many words that takes."""
+    """Prompts of a length in tokens, made of words: two that warm the server up say how many words that takes.
+
+    A prompt begins with a system message of its own, or the cache would give what the template puts there by itself;
+    a template that takes none goes without.
+    """
 
     def __init__(self, server: Server, model: str, rng: random.Random) -> None:
         self._server, self._model, self._rng = server, model, rng
+        self._system = True
+        try:
+            self._chat(words(rng, 8), 2)
+        except Refused:
+            self._system = False
         sizes = []
         for n in (16, 144):
             tokens = self._chat(words(rng, n), 2).prompt_tokens
@@ -183,9 +192,10 @@ class Lengths:
         return self._chat(f"Write a long story about {words(self._rng, 12)}.", TOKENS)
 
     def _chat(self, text: str, max_tokens: int) -> Answer:
+        system = [{"role": "system", "content": words(self._rng, 6)}] if self._system else []
         body = {
             "model": self._model,
-            "messages": [{"role": "user", "content": text}],
+            "messages": [*system, {"role": "user", "content": text}],
             "temperature": 0,
             "max_tokens": max_tokens,
             "stream_options": {"include_usage": True},

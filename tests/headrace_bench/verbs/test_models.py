@@ -16,7 +16,7 @@ from headrace_bench.report import table as tables
 from headrace_bench.selection import Facts, Measured
 from headrace_bench.server import NotReady, Server
 from headrace_bench.verbs import models
-from headrace_bench.wire import Answer
+from headrace_bench.wire import Answer, Refused
 
 FACTS = Facts(quantisation="Q8_0", parameters=10_000_000, size=10, context=1024, vocabulary=100, prefill=(100.0,))
 
@@ -79,13 +79,20 @@ class Quiet(Server):
         return
 
 
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A model to which a word is a token, and a template of 20; the lengths that it was asked, in order."""
+def answers(monkeypatch: pytest.MonkeyPatch, texts: list[str] | None = None, system: bool = True) -> list[int]:
+    """A model to which a word is a token, and a template of 20; the lengths that it was asked, in order.
+
+    Its template takes a system message, or does not.
+    """
+    asked_texts = [] if texts is None else texts
     seen: list[int] = []
 
     async def chat(_url: str, body: dict[str, Any]) -> Answer:
-        tokens = 20 + len(re.findall(r"\w+", body["messages"][0]["content"]))
+        if not system and body["messages"][0]["role"] == "system":
+            raise Refused("HTTP 400")
+        tokens = 20 + sum(len(re.findall(r"\w+", message["content"])) for message in body["messages"])
         seen.append(tokens)
+        asked_texts.append(body["messages"][0]["content"])
         n = body["max_tokens"]
         return Answer([tokens / 1000 + i / 100 for i in range(n)], ["x"] * n, n, tokens)
 
@@ -131,24 +138,18 @@ def test_models_take_turns_and_a_bad_one_is_a_line(
     assert f"{files[1]}: llama.cpp cannot load it: torn" in capsys.readouterr().err
 
 
-def test_every_prompt_is_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen = answers(monkeypatch)
-    texts: set[str] = set()
-    whole = models.chat
-
-    async def chat(url: str, body: dict[str, Any]) -> Answer:
-        assert body["messages"][0]["content"] not in texts
-        texts.add(body["messages"][0]["content"])
-        return await whole(url, body)
-
-    monkeypatch.setattr(models, "chat", chat)
+@pytest.mark.parametrize("system", [True, False])
+def test_every_prompt_is_new_from_its_first_word(system: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    texts: list[str] = []
+    seen = answers(monkeypatch, texts, system)
     lab = Lab(tmp_path / "a.gguf", tmp_path)
     model = Measured("a")
     server = Quiet("a", [], url="", ready="", log=tmp_path / "l")
     models._ask(server, lab, model, 8192, random.Random(1))
-    assert [round(n, -1) for n in seen[2:9]] == [60, 60, 60, 510, 510, 2050, 2050]
+    assert seen[-10:-3] == [64, 64, 64, 512, 512, 2048, 2048]
     assert {n: len(times) for n, times in model.ttft.items()} == models.REPEATS
     assert len(model.tpot) == models.ANSWERS
+    assert len(set(texts)) == len(texts)
 
 
 def test_a_server_that_does_not_start_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
