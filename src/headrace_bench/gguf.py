@@ -129,7 +129,7 @@ class Model:
 
     def tokens(self, text: bytes) -> list[int]:
         """The text's tokens, with what the vocabulary puts before a text."""
-        found = (C_INT * (len(text) + 8))()
+        found = (ctypes.c_int32 * (len(text) + 8))()
         n = self.C.llama_tokenize(self.vocab, text, len(text), found, len(found), True, False)
         if n < 0:
             raise Unreadable("its vocabulary does not tokenise the text")
@@ -188,9 +188,6 @@ class Model:
             self.decode(tokens, 1)
             rates.append(PREFILL / (time.perf_counter() - began))
         return rates[1:]
-
-
-C_INT = ctypes.c_int32
 
 
 def read(asked: argparse.Namespace) -> dict[str, Any]:

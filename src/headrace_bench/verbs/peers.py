@@ -26,6 +26,9 @@ from headrace_bench.report import table as tables
 from headrace_bench.report.machine import machine, versions
 from headrace_bench.report.table import Table, shown
 
+CROWDED = 2.0
+"""Load average a core. One server under load leaves about 1."""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
@@ -139,7 +142,7 @@ def commands(folder: Path, servers: list[str], names: Mapping[str, str]) -> dict
 def notes(lab: Lab, found: Found, rounds: list[dict[str, Any]], scenarios: list[str]) -> list[str]:
     """What a reader of the table has to know."""
     lines = [
-        f"MODEL is {lab.model.name}; a cell is the median of {lab.rounds} rounds, a ratio is taken within a round.",
+        f"MODEL is {lab.model.name}; a cell is the median over rounds ({lab.rounds}), a ratio is taken within a round.",
     ]
     settings = lab.folder / "server.py.json"
     if settings.is_file():
@@ -153,7 +156,20 @@ def notes(lab: Lab, found: Found, rounds: list[dict[str, Any]], scenarios: list[
             "WEIGHTS are the file's, unpacked into bfloat16, with tokenizer and template: vLLM does not read the file."
         )
     lines += [f"`{name}` was left out: {reason}" for name, reason in found.left_out.items()]
-    return lines + standing.failures(rounds, scenarios)
+    return lines + busy_machine(lab.folder) + standing.failures(rounds, scenarios)
+
+
+def busy_machine(folder: Path) -> list[str]:
+    """Which servers began while the machine had far more to do than the server before them leaves behind."""
+    lines = []
+    for file in sorted(folder.glob("*.json")):
+        record: Any = json.loads(file.read_text())
+        load = record.get("load_average_before", [0.0])[0]
+        if load > CROWDED * len(os.sched_getaffinity(0)):
+            lines.append(
+                f"round {record['round']}: `{record['server']}`: the load average was {load:.1f} when it began"
+            )
+    return lines
 
 
 def _say(line: str) -> None:

