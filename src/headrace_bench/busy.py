@@ -95,6 +95,7 @@ def _once(
     return {
         "server": name,
         "command": server.command,
+        "environment": server.env,
         "round": turn,
         "seed": turn,
         "load_average_before": load,

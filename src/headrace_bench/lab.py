@@ -4,37 +4,28 @@
     llama-server        with its defaults
     llama-server-tuned  small batches, 16 slots over one KV buffer: what its users set for many short chats
     server.py           the batching example server of llama-cpp-python, on the same build of the library as ours
+    llama_cpp.server    llama-cpp-python's own server, on the same build of the library, one request at a time
+    vllm                on the CPU, with the file's weights unpacked into bfloat16
 
 Rules: threads are given to all of them, as nobody's default is the same; everything else is either a server's own
-default or stands in `TUNED` or `server_py_config`.
+default or stands in its file in `peers/`, with the reason.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from headrace_bench.server import Server, free_port
+from headrace_bench.peers import example_server, llama_server, python_server, vllm
+from headrace_bench.server import READY_S, Server, free_port
 
 HEADRACE = "headrace"
-TUNED = ("-b", "128", "-ub", "128", "-np", "16", "-kvu", "--no-cache-idle-slots")
-BATCH = 128
-SEQUENCES = 16
-CELLS = 16384
-
-# server.py loads the multimodal library when it is imported and uses it for images only; our build leaves it out.
-WITHOUT_IMAGES = """
-import runpy, sys, types
-sys.modules["llama_cpp.mtmd_cpp"] = types.ModuleType("llama_cpp.mtmd_cpp")
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 WORDS = "river stone light water bridge morning letter garden window market winter story mountain road music".split()
 
@@ -53,6 +44,12 @@ class Programs:
     """The example server's source."""
     peer_python: Path = Path(sys.executable)
     """An interpreter that can import what `server_py` needs."""
+    python_server: Path | None = None
+    """An interpreter that runs `-m llama_cpp.server`."""
+    vllm: Path | None = None
+    """An interpreter that runs vLLM."""
+    vllm_weights: Path | None = None
+    """The model's weights, tokenizer and template as vLLM takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +81,50 @@ class Lab:
         program = self.programs.llama_server
         assert program is not None
         port = free_port()
-        command = [str(program), "-m", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        threads = ["-t", str(self.threads), "-tb", str(self.threads)]
-        libraries = {"LD_LIBRARY_PATH": str(program.parent)}
-        return self._server(name, [*command, *threads, *flags], port, "/health", env=libraries)
+        command = llama_server.command(program, self.model, port, self.threads, *flags)
+        return self._server(name, command, port, "/health", env={"LD_LIBRARY_PATH": str(program.parent)})
 
     def server_py(self, name: str = "server.py") -> Server:
         """llama-cpp-python's example server. It takes a JSON file, which is written beside the results."""
         program = self.programs.server_py
         assert program is not None
         port = free_port()
-        config = self.folder / "server.py.json"
-        config.write_text(json.dumps(server_py_config(self.model, port, self.threads), indent=1))
-        command = [str(self.programs.peer_python), "-c", WITHOUT_IMAGES, str(program), "-C", str(config)]
+        settings = self.folder / "server.py.json"
+        settings.write_text(json.dumps(example_server.config(self.model, port, self.threads), indent=1))
+        command = example_server.command(self.programs.peer_python, program, settings)
         return self._server(name, command, port, "/healthz")
+
+    def python_server(self, name: str = python_server.NAME) -> Server:
+        """llama-cpp-python's own server."""
+        runs = self.programs.python_server
+        assert runs is not None
+        port = free_port()
+        command = python_server.command(runs, self.model, port, self.threads)
+        return self._server(name, command, port, "/v1/models")
+
+    def vllm(self, name: str = vllm.NAME) -> Server:
+        """vLLM on as many cores as the others have threads."""
+        runs, weights = self.programs.vllm, self.programs.vllm_weights
+        assert runs is not None
+        assert weights is not None
+        port = free_port()
+        command = vllm.command(runs, weights, self.model, port)
+        env = vllm.environment(self.threads, sorted(os.sched_getaffinity(0)))
+        return self._server(name, command, port, "/health", env=env, ready_s=vllm.READY_S)
 
     def peers(self) -> Mapping[str, Callable[[], Server]]:
         """Name → start, of those whose programs are there."""
         found: dict[str, Callable[[], Server]] = {}
         if self.programs.llama_server is not None:
-            found["llama-server"] = self.llama_server
-            found["llama-server-tuned"] = lambda: self.llama_server(*TUNED, name="llama-server-tuned")
+            tuned = llama_server.TUNED_NAME
+            found[llama_server.NAME] = self.llama_server
+            found[tuned] = lambda: self.llama_server(*llama_server.TUNED, name=tuned)
         if self.programs.server_py is not None:
-            found["server.py"] = self.server_py
+            found[example_server.NAME] = self.server_py
+        if self.programs.python_server is not None:
+            found[python_server.NAME] = self.python_server
+        if self.programs.vllm is not None and self.programs.vllm_weights is not None:
+            found[vllm.NAME] = self.vllm
         return found
 
     def _server(
@@ -118,26 +136,7 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        ready_s: float = READY_S,
     ) -> Server:
-        log = self.folder / f"{name}.log"
-        return Server(name, command, url=f"http://127.0.0.1:{port}", ready=ready, log=log, env=env, scratch=scratch)
-
-
-def server_py_config(model: Path, port: int, threads: int) -> dict[str, Any]:
-    """The example server's configuration.
-
-    Its defaults are a context of 512 tokens and one sequence, which serves none of the scenarios: it gets as many KV
-    cells as Headrace's default and as many sequences as the tuned llama-server.
-    """
-    return {
-        "server": {"host": "127.0.0.1", "port": port},
-        "model": {
-            "path": str(model),
-            "alias": model.stem,
-            "n_ctx": CELLS,
-            "n_batch": BATCH,
-            "n_seq_max": SEQUENCES,
-            "threads": threads,
-            "threads_batch": threads,
-        },
-    }
+        log, url = self.folder / f"{name}.log", f"http://127.0.0.1:{port}"
+        return Server(name, command, url=url, ready=ready, log=log, env=env, scratch=scratch, ready_s=ready_s)

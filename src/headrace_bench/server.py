@@ -44,20 +44,24 @@ class Server:
         log: Path,
         env: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        ready_s: float = READY_S,
     ) -> None:
         self.name = name
         self.command = list(command)
         self.url = url
+        self.env = dict(env or {})
+        """What it gets beyond our own environment."""
         self._ready = ready
+        self._ready_s = ready_s
         self._log = log
-        self._env = {**os.environ, **(env or {})}
+        self._env = {**os.environ, **self.env}
         self._scratch = scratch
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self._env)
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + self._ready_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > end:
                 tail = self._log.read_text(errors="replace")[-400:]

@@ -6,7 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
-from headrace_bench.lab import Lab, Programs, server_py_config, words
+from headrace_bench.lab import Lab, Programs, words
+from headrace_bench.peers import example_server
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("/models/Demo.Q4.gguf")
@@ -17,6 +18,32 @@ def test_the_peers_that_are_there(tmp_path: Path) -> None:
     assert list(Lab(MODEL, tmp_path, Programs(server_py=Path("s.py"))).peers()) == ["server.py"]
     both = Lab(MODEL, tmp_path, Programs(Path("/p/llama-server"), Path("s.py")))
     assert list(both.peers()) == ["llama-server", "llama-server-tuned", "server.py"]
+    python = Path("/p/python")
+    assert list(Lab(MODEL, tmp_path, Programs(python_server=python)).peers()) == ["llama_cpp.server"]
+    assert not Lab(MODEL, tmp_path, Programs(vllm=python)).peers(), "without weights there is nothing to start"
+    assert list(Lab(MODEL, tmp_path, Programs(vllm=python, vllm_weights=tmp_path)).peers()) == ["vllm"]
+
+
+def test_vllm_gets_the_weights_and_its_cores(tmp_path: Path) -> None:
+    lab = Lab(MODEL, tmp_path, Programs(vllm=Path("/p/python"), vllm_weights=Path("/w")), threads=1)
+    server = lab.vllm()
+    assert server.command[:6] == [
+        "/p/python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "/w",
+        "--served-model-name",
+    ]
+    assert "," not in server.env["VLLM_CPU_OMP_THREADS_BIND"]
+    assert server.env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_the_own_server_of_llama_cpp_python(tmp_path: Path) -> None:
+    server = Lab(MODEL, tmp_path, Programs(python_server=Path("/p/python")), threads=3).python_server()
+    text = " ".join(server.command)
+    assert text.startswith(f"/p/python -m llama_cpp.server --model {MODEL} --model_alias Demo.Q4 ")
+    assert text.endswith("--n_threads 3 --n_threads_batch 3 --interrupt_requests false --logits_all false")
 
 
 def test_llama_server_is_its_defaults_and_the_threads(tmp_path: Path) -> None:
@@ -35,7 +62,7 @@ def test_server_py_gets_a_file(tmp_path: Path) -> None:
     config = tmp_path / "server.py.json"
     assert (server.command[0], server.command[-3:]) == ("/p/python", ["/p/server.py", "-C", str(config)])
     written = json.loads(config.read_text())
-    assert written == server_py_config(MODEL, written["server"]["port"], 3)
+    assert written == example_server.config(MODEL, written["server"]["port"], 3)
     assert server.url.endswith(f":{written['server']['port']}")
     assert written["model"]["n_batch"] == 128
     assert written["model"]["threads"] == written["model"]["threads_batch"] == 3

@@ -1,0 +1,102 @@
+"""The peers there are, one row each, in the order of the tables: what installs it, finds it, and names its version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace_bench.fault import Fault, Misuse
+from headrace_bench.lab import Programs
+from headrace_bench.peers import example_server, kept, llama_server, python_server, vllm
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A peer's functions; two rows may share a program."""
+
+    locate: Callable[[Path], Path | None]
+    install: Callable[[Path], None]
+    version: Callable[[Path], str]
+    takes: str
+    """What installing it takes, for whoever waits."""
+
+
+_LLAMA_SERVER = Row(
+    llama_server.locate, llama_server.install, llama_server.version, "compiles, a quarter of an hour on two cores"
+)
+ROWS: Mapping[str, Row] = {
+    llama_server.NAME: _LLAMA_SERVER,
+    llama_server.TUNED_NAME: _LLAMA_SERVER,
+    example_server.NAME: Row(example_server.locate, example_server.install, example_server.version, "half a minute"),
+    python_server.NAME: Row(python_server.locate, python_server.install, python_server.version, "half a minute"),
+    vllm.NAME: Row(vllm.locate, vllm.install, vllm.version, "some minutes and 3.4 GB"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of the peers that were asked for."""
+
+    programs: Programs
+    versions: Mapping[str, str]
+    """Of those that can be started."""
+    left_out: Mapping[str, str]
+    """Of the others: why, in a line."""
+
+
+def named(text: str) -> list[str]:
+    """The peers of a comma-separated list, in their order; all of them for an empty one. Raises Misuse."""
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    for name in asked:
+        if name not in ROWS:
+            raise Misuse(f"--only {name}: no such peer; choose from {', '.join(ROWS)}")
+    return [name for name in ROWS if name in asked] or list(ROWS)
+
+
+def find(
+    names: Sequence[str], home: Path, model: Path | None, say: Callable[[str], None], *, install: bool = False
+) -> Found:
+    """Looks for each, installs what is missing if it may, and makes a model's weights for vLLM.
+
+    No peer's failure stops another.
+    """
+    places: dict[str, Path] = {}
+    versions: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    failed: dict[Callable[[Path], None], str] = {}
+    weights = None
+    for name in names:
+        row = ROWS[name]
+        try:
+            place = row.locate(home)
+            if place is None and row.install in failed:
+                raise Fault(failed[row.install])
+            if place is None and install:
+                say(f"installing {name}: {row.takes}")
+                row.install(home)
+                place = row.locate(home)
+            if place is None:
+                raise Fault("its program is not where it should be" if install else "not installed (--install does it)")
+            if name == vllm.NAME and model is not None:
+                weights = vllm.weights(place, model)
+            places[name], versions[name] = place, row.version(place)
+        except Fault as error:
+            failed[row.install] = left_out[name] = str(error)
+    return Found(_programs(places, weights), versions, left_out)
+
+
+def _programs(places: Mapping[str, Path], weights: Path | None) -> Programs:
+    source = places.get(example_server.NAME)
+    if source is not None:
+        kept.share_engine(source.parent / "venv")
+    found = Programs(
+        llama_server=places.get(llama_server.NAME) or places.get(llama_server.TUNED_NAME),
+        server_py=source,
+        python_server=places.get(python_server.NAME),
+        vllm=places.get(vllm.NAME),
+        vllm_weights=weights,
+    )
+    if source is None:
+        return found
+    return Programs(found.llama_server, source, example_server.python(source), found.python_server, found.vllm, weights)

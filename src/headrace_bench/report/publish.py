@@ -1,0 +1,77 @@
+"""Tables into a page, between markers: `<!-- begin: peers -->` … `<!-- end: peers -->`.
+
+Rules: what stands between two markers is made, what stands outside is never touched; the same tables give the same
+page, to the byte; a page without the markers of a table is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from headrace_bench.fault import Misuse
+from headrace_bench.report import table as tables
+from headrace_bench.report.machine import Machine
+from headrace_bench.report.table import Table
+
+ENVIRONMENT = "environment"
+GIB = 1 << 30
+
+
+def publish(page: Path, folders: Sequence[Path]) -> list[str]:
+    """Writes the tables of result folders into `page`; the names of what was written. Raises Misuse: nothing was."""
+    found = [tables.read(folder) for folder in folders]
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Misuse(f"{page}: {error.strerror}") from None
+    blocks = made(found)
+    for name, block in blocks.items():
+        text = between(text, name, block)
+    page.write_text(text, encoding="utf-8")
+    return list(blocks)
+
+
+def made(found: Sequence[Table]) -> dict[str, str]:
+    """Marker → what stands there. Raises Misuse: nothing to publish, or two tables for one place."""
+    if not found:
+        raise Misuse("no result folder: name those that peers, models or ablate wrote")
+    blocks: dict[str, str] = {}
+    for table in found:
+        if table.verb in blocks:
+            raise Misuse(f"two tables of {table.verb}: a page has one place for it")
+        blocks[table.verb] = f"{tables.markdown(table)}\n\n{origin(table)}"
+    return {ENVIRONMENT: environment(found), **blocks}
+
+
+def between(page: str, name: str, block: str) -> str:
+    """`page` with `block` between the markers of `name`. Raises Misuse unless each marker is there once, in order."""
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise Misuse(f"the page needs the markers {begin} and {end}, once each and in this order")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{block}\n\n{end}{after}"
+
+
+def origin(table: Table) -> str:
+    """Where the figures come from: when, on what, by which command."""
+    when = datetime.fromisoformat(table.wall).date().isoformat()
+    return f"Measured on {when} on {described(table.machine)}, by `{table.command}`."
+
+
+def environment(found: Sequence[Table]) -> str:
+    """The machines, one line each, then the versions of everything in the tables."""
+    machines = list(dict.fromkeys(described(table.machine) for table in found))
+    versions = {name: version for table in found for name, version in table.versions.items()}
+    lines = [f"- {machine}" for machine in machines]
+    rows = [(name, version) for name, version in sorted(versions.items())]
+    return "\n".join(lines) + "\n\n" + tables.grid(("program", "version"), rows)
+
+
+def described(machine: Machine) -> str:
+    """A machine in one line."""
+    memory = "" if machine.memory is None else f", {machine.memory / GIB:.0f} GiB"
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    return f"{cores} of {machine.cpu or 'an unnamed processor'}{memory}, {machine.kernel}"

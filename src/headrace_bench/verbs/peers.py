@@ -1,0 +1,176 @@
+"""`peers`: Headrace and its peers with the same GGUF file, over the scenarios of a load client that is nobody's.
+
+Rules: those of `busy`, which does the measuring: one server at a time, fresh in every round, the order turned by a
+round. A peer that is not there or does not start is a line under the table, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from headrace_bench import bars, busy
+from headrace_bench.fault import Fault, Misuse
+from headrace_bench.lab import HEADRACE, Lab
+from headrace_bench.peers import catalogue, kept, standing
+from headrace_bench.peers.catalogue import Found
+from headrace_bench.report import table as tables
+from headrace_bench.report.machine import machine, versions
+from headrace_bench.report.table import Table, shown
+
+CROWDED = 2.0
+"""Load average a core. One server under load leaves about 1."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Its flags."""
+    parser.add_argument("--gguf", type=Path, metavar="MODEL", help="the GGUF file that all of them serve")
+    parser.add_argument("--peerload", type=Path, metavar="PATH", help="the load client, a Python file")
+    parser.add_argument("--only", default="", metavar="PEER,…", help=f"of {', '.join(catalogue.ROWS)}")
+    parser.add_argument("--install", action="store_true", help="install what is missing; without --peerload, only that")
+    parser.add_argument("--scenarios", default="", metavar="NAME,…", help=f"of {', '.join(bars.SCENARIOS)}")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the scenario `full`")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--headrace-args", default="", help="more flags for `headrace serve`, in one argument")
+    parser.add_argument(
+        "--out", type=Path, default=None, metavar="FOLDER", help="a new folder; results/TIME without it"
+    )
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Prints the table, and leaves it in the folder. Raises Fault."""
+    names, scenarios = catalogue.named(asked.only), _scenarios(asked.scenarios)
+    if asked.rounds < 1:
+        raise Misuse(f"--rounds {asked.rounds}: at least 1")
+    for flag, file in (("--gguf", asked.gguf), ("--peerload", asked.peerload)):
+        if file is not None and not file.is_file():
+            raise Misuse(f"{flag} {file}: no such file")
+    if asked.peerload is None and not asked.install:
+        raise Misuse("--peerload PATH: the load client is needed (with --install alone, peers are only installed)")
+    if asked.peerload is not None and asked.gguf is None:
+        raise Misuse("--gguf MODEL: which GGUF file?")
+    found = catalogue.find(names, kept.home(), asked.gguf, _say, install=asked.install)
+    for name, reason in found.left_out.items():
+        _say(f"{name}: left out: {reason}")
+    if asked.peerload is None:
+        for name, version in found.versions.items():
+            _say(f"{name}: {version}")
+        return 1 if found.left_out else 0
+    return _measure(asked, found, scenarios)
+
+
+def _scenarios(text: str) -> list[str]:
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    for name in asked:
+        if name not in bars.SCENARIOS:
+            raise Misuse(f"--scenarios {name}: no such scenario; choose from {', '.join(bars.SCENARIOS)}")
+    return asked or list(bars.SCENARIOS)
+
+
+def _measure(asked: argparse.Namespace, found: Found, scenarios: list[str]) -> int:
+    wall = datetime.now(UTC).isoformat(timespec="seconds")
+    folder = new_folder(asked.out)
+    lab = Lab(asked.gguf, folder, found.programs, asked.peerload, asked.threads, asked.rounds)
+    flags = shlex.split(asked.headrace_args)
+    peers = {name: start for name, start in lab.peers().items() if name in found.versions}
+    servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*flags), **peers}
+    rounds = busy.measure(lab, servers, scenarios, asked.seconds, [sys.executable, str(asked.peerload)])
+    installed = versions()
+    known = {HEADRACE: installed.get(HEADRACE, "–"), "python": installed["python"], **found.versions}
+    names = {
+        str(asked.gguf): "MODEL",
+        str(asked.peerload): asked.peerload.name,
+        str(found.programs.vllm_weights): "WEIGHTS",
+    }
+    made = Table(
+        verb="peers",
+        wall=wall,
+        command=shown(["headrace-bench", *sys.argv[1:]], names),
+        machine=machine(),
+        versions=known,
+        columns=standing.columns(list(servers), HEADRACE),
+        rows=tuple(standing.rows(rounds, list(servers), HEADRACE, scenarios)),
+        commands=commands(folder, list(servers), names),
+        notes=tuple(notes(lab, found, rounds, scenarios)),
+        figures={"rounds": standing.figures(rounds), "model": asked.gguf.name, "left_out": dict(found.left_out)},
+    )
+    tables.write(folder, made)
+    print(tables.markdown(made))
+    _say(f"in {folder}")
+    if all("failed" in result for round_ in rounds for result in round_.values()):
+        raise Fault(f"no server finished a round: their logs are in {folder}")
+    return 0
+
+
+def new_folder(asked: Path | None) -> Path:
+    """A folder that was not there. Raises Misuse."""
+    folder = asked or Path("results") / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise Misuse(f"--out {folder}: it exists; results are not written over") from None
+    except OSError as error:
+        raise Misuse(f"--out {folder}: {error.strerror}") from None
+    return folder
+
+
+def commands(folder: Path, servers: list[str], names: Mapping[str, str]) -> dict[str, str]:
+    """How each server was started in the first round, as its file there says."""
+    found = {}
+    for name in servers:
+        record: dict[str, Any] = json.loads(busy.path(folder, name, 1).read_text())
+        words = [f"{key}={value}" for key, value in record["environment"].items() if not key.endswith("_PATH")]
+        known = dict(names)
+        for flag, value in zip(record["command"], record["command"][1:], strict=False):
+            if flag == "--port":
+                known[value] = "PORT"
+            if value.startswith("tiers.ssd_path="):
+                known[value.partition("=")[2]] = "DIR"
+        found[name] = shown([*words, *record["command"]], known)
+    return found
+
+
+def notes(lab: Lab, found: Found, rounds: list[dict[str, Any]], scenarios: list[str]) -> list[str]:
+    """What a reader of the table has to know."""
+    lines = [
+        f"MODEL is {lab.model.name}; a cell is the median over rounds ({lab.rounds}), a ratio is taken within a round.",
+    ]
+    settings = lab.folder / "server.py.json"
+    if settings.is_file():
+        model = json.loads(settings.read_text())["model"]
+        lines.append(
+            "`server.py` reads a file: "
+            + ", ".join(f"{key} {value}" for key, value in model.items() if key.startswith(("n_", "threads")))
+        )
+    if found.programs.vllm_weights is not None:
+        lines.append(
+            "WEIGHTS are the file's, unpacked into bfloat16, with tokenizer and template: vLLM does not read the file."
+        )
+    lines += [f"`{name}` was left out: {reason}" for name, reason in found.left_out.items()]
+    return lines + busy_machine(lab.folder) + standing.failures(rounds, scenarios)
+
+
+def busy_machine(folder: Path) -> list[str]:
+    """Which servers began while the machine had far more to do than the server before them leaves behind."""
+    lines = []
+    for file in sorted(folder.glob("*.json")):
+        record: Any = json.loads(file.read_text())
+        load = record.get("load_average_before", [0.0])[0]
+        if load > CROWDED * len(os.sched_getaffinity(0)):
+            lines.append(
+                f"round {record['round']}: `{record['server']}`: the load average was {load:.1f} when it began"
+            )
+    return lines
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

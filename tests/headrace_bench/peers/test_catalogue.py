@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace_bench.fault import Fault, Misuse
+from headrace_bench.peers import catalogue, vllm
+from headrace_bench.peers.catalogue import ROWS, Row, find, named
+
+
+def test_peers_by_name() -> None:
+    assert named("") == list(ROWS)
+    assert named("vllm, llama-server") == ["llama-server", "vllm"]
+    with pytest.raises(Misuse, match="--only tgi: no such peer; choose from llama-server"):
+        named("vllm,tgi")
+
+
+def put(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Row]) -> None:
+    monkeypatch.setattr(catalogue, "ROWS", rows)
+
+
+def test_what_is_missing_is_installed_and_a_failure_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: set[str] = set()
+    tried: list[str] = []
+
+    def broken(_home: Path) -> None:
+        tried.append("broken")
+        raise Fault("no compiler")
+
+    def works(_home: Path) -> None:
+        tried.append("works")
+        there.add("works")
+
+    bad = Row(lambda _: None, broken, str, "long")
+    good = Row(lambda home: home / "python" if "works" in there else None, works, lambda _: "p 1.0", "a minute")
+    put(monkeypatch, {"llama-server": bad, "llama-server-tuned": bad, "llama_cpp.server": good})
+    said: list[str] = []
+
+    found = find(list(catalogue.ROWS), tmp_path, None, said.append)
+    assert set(found.left_out) == set(catalogue.ROWS)
+    assert not tried
+    found = find(list(catalogue.ROWS), tmp_path, None, said.append, install=True)
+    assert tried == ["broken", "works"], "two peers of one program: one try"
+    assert found.left_out == {"llama-server": "no compiler", "llama-server-tuned": "no compiler"}
+    assert found.versions == {"llama_cpp.server": "p 1.0"}
+    assert found.programs.python_server == tmp_path / "python"
+    assert found.programs.llama_server is None
+    assert said == ["installing llama-server: long", "installing llama_cpp.server: a minute"]
+
+
+def test_weights_that_cannot_be_made_leave_vllm_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_program: Path, _model: Path) -> Path:
+        raise Fault("architecture x")
+
+    monkeypatch.setattr(vllm, "weights", refuse)
+    put(monkeypatch, {"vllm": Row(lambda home: home, lambda _: None, str, "")})
+    found = find(["vllm"], tmp_path, Path("a.gguf"), print)
+    assert (found.left_out, dict(found.versions)) == ({"vllm": "architecture x"}, {})
+    assert found.programs.vllm is None

