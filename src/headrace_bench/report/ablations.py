@@ -1,4 +1,4 @@
-"""The ablation table: Markdown for documents, and JSON that it can be made from again.
+"""The ablation table: what each switch is worth, a row each, and the figures that the cells were made of.
 
 Rules: `on` stands before `off`; times in ms with 95 % intervals; `–` is too few samples; no switch is left out, also
 one that could not be measured.
@@ -13,9 +13,10 @@ import msgspec
 
 from headrace_bench.ablation import Finding, Side
 from headrace_bench.figures.schema import Value
+from headrace_bench.report.machine import Machine
 from headrace_bench.report.rows import BLANK, interval, number, share
+from headrace_bench.report.table import Table
 
-SCHEMA = 1
 HEADS = (
     "switch", "figure", "on", "off", "on against off", "A/A floor", "verdict", "TTFT p50", "TTFT p95", "TTFT p99",
     "gap p99", "stalled", "in SLO", "rounds",
@@ -64,21 +65,27 @@ def failed(switch: str, why: str) -> dict[str, Any]:
     return {"switch": switch, "failed": why}
 
 
-def document(rows: Sequence[Mapping[str, Any]], **about: Any) -> dict[str, Any]:
-    """`ablation.json`. `about`: machine, versions, command."""
-    return {"schema": SCHEMA, **about, "switches": list(rows)}
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table, and below it what each load is."""
-    lines = [_line(HEADS), _line(["---"] * len(HEADS))]
-    lines += [_line(cells(one)) for one in rows]
-    lines += ["", "| switch | load |", "|---|---|"]
-    for one in rows:
-        if "failed" not in one:
-            more = "".join(f", `{name}={value}`" for name, value in one["settings"].items())
-            lines.append(_line([f"`{one['switch']}`", one["load"] + more]))
-    return "\n".join(lines)
+def table(
+    rows: Sequence[Mapping[str, Any]], *, command: str, wall: str, machine: Machine, versions: Mapping[str, str]
+) -> Table:
+    """All rows, what each load is, and the figures behind."""
+    loads = [
+        f"`{one['switch']}`: {one['load']}"
+        + "".join(f", with `{name}={value}`" for name, value in one["settings"].items())
+        for one in rows
+        if "failed" not in one
+    ]
+    return Table(
+        verb="ablate",
+        wall=wall,
+        command=command,
+        machine=machine,
+        versions=dict(versions),
+        columns=HEADS,
+        rows=tuple(tuple(cells(one)) for one in rows),
+        notes=("Cells with two sides: on / off.", *loads),
+        figures={"switches": list(rows)},
+    )
 
 
 def cells(one: Mapping[str, Any]) -> list[str]:
@@ -126,7 +133,3 @@ def _both(on: Mapping[str, Any], off: Mapping[str, Any], name: str) -> str:
 
 def _value(plain: Mapping[str, Any] | None) -> Value | None:
     return None if plain is None else msgspec.convert(plain, Value)
-
-
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -19,10 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from headrace_bench import ablation
-from headrace_bench.client.run import Run
+from headrace_bench.client.run import Run, now
 from headrace_bench.client.run import run as run_load
 from headrace_bench.client.target import Target, check
 from headrace_bench.exhibits import SWITCHES, Exhibit, Primary, exhibit
@@ -33,6 +30,7 @@ from headrace_bench.load.schedule import Schedule
 from headrace_bench.report import ablations
 from headrace_bench.report.folder import without_keys
 from headrace_bench.report.machine import machine, versions
+from headrace_bench.report.table import Table, markdown, shown, write
 from headrace_bench.server import NotReady, Server
 from headrace_bench.verbs import flags
 
@@ -70,20 +68,18 @@ def run(asked: argparse.Namespace) -> int:
     lab = _lab(asked)
     deadline = time.monotonic() + asked.minutes * 60
     rows: list[dict[str, Any]] = []
-    about = {
-        "command": without_keys(asked.command),
-        "wall": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "model": asked.gguf.name,
-        "machine": msgspec.to_builtins(machine()),
-        "versions": versions(),
-    }
+    wall = now()
+    names = {str(asked.gguf): "MODEL", str(lab.folder): "DIR"}
+    command = shown(without_keys(asked.command), names)
+    made: Table | None = None
     for left, one in zip(range(len(exhibits), 0, -1), exhibits, strict=True):
-        now = time.monotonic()
-        rows.append(_row(asked, lab, one, now + max(0.0, deadline - now) / left))
-        _save(lab.folder, rows, about)
+        at = time.monotonic()
+        rows.append(_row(asked, lab, one, at + max(0.0, deadline - at) / left))
+        made = ablations.table(rows, command=command, wall=wall, machine=machine(), versions=versions())
+        write(lab.folder, made)
         print(_told(rows[-1]), flush=True)
-    print()
-    print(ablations.markdown(rows))
+    if made is not None:
+        print("", markdown(made), sep="\n")
     return int(any("failed" in row for row in rows))
 
 
@@ -164,8 +160,3 @@ def _told(row: Mapping[str, Any]) -> str:
         return f"{row['switch']}: not measured: {row['failed']}"
     measured = f"{row['figure']} {ablations.effect(row)}, {row['rounds']} rounds, {row['took_s']:.0f} s"
     return f"{row['switch']}: {row['verdict']}: {measured}"
-
-
-def _save(folder: Path, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
-    (folder / "ablation.json").write_text(json.dumps(ablations.document(rows, **about), indent=1) + "\n")
-    (folder / "table.md").write_text(ablations.markdown(rows) + "\n")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 from headrace_bench.ablation import Leg, Round, conclude
 from headrace_bench.exhibits import SWITCHES
 from headrace_bench.figures.slo import parse
 from headrace_bench.report import ablations
+from headrace_bench.report.machine import machine
+from headrace_bench.report.table import Table, read, write
 
 
 def leg(value: float) -> Leg:
@@ -33,19 +35,28 @@ def test_a_share_is_compared_in_points() -> None:
     assert "points" in ablations.effect(made)
 
 
+def made(rows: list[dict[str, object]]) -> Table:
+    return ablations.table(
+        rows, command="headrace-bench ablate", wall="2026-01-01T00:00:00Z", machine=machine(), versions={"python": "3"}
+    )
+
+
 def test_the_table_holds_every_switch_also_one_that_failed() -> None:
-    rows = [row("optimizations.tiers", 0.1, 0.1), ablations.failed("engine.x", "it did not start")]
-    table = ablations.markdown(rows)
-    lines = table.splitlines()
-    assert "**no difference**" in lines[2]
-    assert "not measured: it did not start" in lines[3]
-    assert {line.count("|") for line in lines[:4]} == {len(ablations.HEADS) + 1}
-    assert "`optimizations.tiers` | four conversations" in table
-    assert "8 (and 1 dropped)" in table
+    table = made([row("optimizations.mined_templates", 0.1, 0.1), ablations.failed("engine.x", "it did not start")])
+    first, second = table.rows
+    assert "**no difference**" in first
+    assert "8 (and 1 dropped)" in first
+    assert second[1] == "not measured: it did not start"
+    assert len(first) == len(second) == len(table.columns)
+    assert table.verb == "ablate"
+    loads = table.notes[1:]
+    assert len(loads) == 1
+    assert loads[0].startswith("`optimizations.mined_templates`: a system prompt")
+    assert "with `tiers.ram_mib=16`" in loads[0]
 
 
-def test_the_document_is_strict_json() -> None:
-    made = ablations.document([row("optimizations.admission", 0.5, 0.5)], model="m.gguf")
-    text = json.dumps(made, allow_nan=False)
-    assert json.loads(text)["schema"] == 1
-    assert ablations.markdown(json.loads(text)["switches"]) == ablations.markdown(made["switches"])
+def test_it_is_kept_with_the_figures_behind_it(tmp_path: Path) -> None:
+    table = made([row("optimizations.admission", 0.5, 0.5)])
+    write(tmp_path, table)
+    assert read(tmp_path) == table
+    assert table.figures["switches"][0]["switch"] == "optimizations.admission"

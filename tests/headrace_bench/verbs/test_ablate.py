@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from headrace_bench.ablation import Leg, Round, conclude
 from headrace_bench.exhibits import Exhibit
 from headrace_bench.figures.slo import Slo
 from headrace_bench.lab import Lab
+from headrace_bench.report.table import read
 from headrace_bench.server import NotReady
 from headrace_bench.verbs import ablate
 
@@ -54,10 +54,9 @@ def test_a_row_a_switch_and_what_failed_stands_in_the_table(
     said = capsys.readouterr().out
     assert "optimizations.tiers: helps" in said
     assert "engine.broken: not measured: it did not become ready: no such setting" in said
-    stored = json.loads((out / "ablation.json").read_text())
-    assert [row["switch"] for row in stored["switches"]] == ["optimizations.tiers", "engine.broken"]
-    assert stored["model"] == "model.gguf"
-    assert stored["machine"]["cores"] >= 1
+    stored = read(out)
+    assert [row[0] for row in stored.rows] == ["`optimizations.tiers`", "`engine.broken`"]
+    assert stored.command == "headrace-bench ablate --gguf MODEL --switches optimizations.tiers,engine.broken --out DIR"
     assert (out / "table.md").read_text().strip() in said
 
 
