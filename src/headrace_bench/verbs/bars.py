@@ -13,12 +13,15 @@ from typing import Any
 
 from headrace_bench.fault import Misuse
 from headrace_bench.lab import Lab, Programs
+from headrace_bench.peers import catalogue, example_server, kept, llama_server
 from headrace_bench.server import NotReady
 from headrace_bench.wire import Refused
 
 Part = Callable[[Lab], dict[str, Any]]
 Bar = tuple[str, str, str, float]
 """Part, figure, sign, bar."""
+INSTALLED = (llama_server.NAME, llama_server.TUNED_NAME, example_server.NAME)
+"""The peers that these verbs know."""
 COMPARED = ("single", "shared", "leave")
 """Parts that need a peer and the load client."""
 
@@ -26,8 +29,10 @@ COMPARED = ("single", "shared", "leave")
 def add(parser: argparse.ArgumentParser, rounds: int) -> None:
     """The flags of all three."""
     parser.add_argument("--model", type=Path, help="GGUF file for all sides")
-    parser.add_argument("--llama-server", type=Path, help="a peer's program")
-    parser.add_argument("--server-py", type=Path, help="llama-cpp-python's example server, the source file")
+    parser.add_argument("--llama-server", type=Path, help="a peer's program, instead of the one that `peers` installed")
+    parser.add_argument(
+        "--server-py", type=Path, help="the same for llama-cpp-python's example server: the source file"
+    )
     parser.add_argument("--peer-python", type=Path, default=Path(sys.executable), help="what runs --server-py")
     parser.add_argument("--peerload", type=Path, help="the neutral load client")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -41,7 +46,12 @@ def lab_of(asked: argparse.Namespace, folder: Path) -> Lab:
     if asked.model is None:
         raise Misuse("--model: which GGUF file?")
     folder.mkdir(parents=True, exist_ok=True)
-    programs = Programs(asked.llama_server, asked.server_py, asked.peer_python)
+    there = catalogue.find(INSTALLED, kept.home(), None, lambda _: None).programs
+    programs = Programs(
+        asked.llama_server or there.llama_server,
+        asked.server_py or there.server_py,
+        asked.peer_python if asked.server_py else there.peer_python,
+    )
     return Lab(asked.model, folder, programs, asked.peerload, asked.threads, asked.rounds)
 
 
