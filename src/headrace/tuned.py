@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -155,7 +156,8 @@ def save_profile(file: Path, profile: Profile) -> None:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
         part.replace(file)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StartupError(f"cannot write {file}: {error.strerror or error}") from None
 
 
@@ -168,7 +170,8 @@ def replace_profile(file: Path, profile: Profile, *, keep: bool = False) -> None
     save_profile(file, profile)
     old = _converted(file, before)
     if old is not None and not keep and old != _converted(file, profile):
-        old.unlink(missing_ok=True)
+        with suppress(OSError):
+            old.unlink(missing_ok=True)
 
 
 def forget(file: Path) -> list[Path]:

@@ -25,7 +25,20 @@ import msgspec
 
 from headrace.core.errors import StartupError
 from headrace.core.quantisation import SOURCE, Format, Loss, is_same, loss, most_bytes
-from headrace.core.tuning import Candidate, Decision, Figures, Trial, choose, combined, passed_over, survivors, variants
+from headrace.core.tuning import (
+    BUSY,
+    READERS,
+    Candidate,
+    Decision,
+    Figures,
+    Trial,
+    choose,
+    combined,
+    passed_over,
+    survivors,
+    variants,
+    waited,
+)
 from headrace.engines.trial import Report
 
 ABANDONED_S = 24 * 3600
@@ -110,6 +123,8 @@ class Plan:
     """Fields of Candidate that the user has set and that are not varied."""
     allow_loss: bool = False
     keep: bool = False
+    anyway: bool = False
+    """Also on a machine that is busy with something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,8 @@ class Outcome:
     decision: Decision
     trials: tuple[Trial, ...]
     path: Path
+    made: bool = False
+    """`path` was made by this run."""
 
 
 @dataclass(slots=True)
@@ -170,9 +187,11 @@ class Tuner:
                 trials.update((trial.candidate, trial) for trial in final)
                 decision = self._decided(final, plan)
         every, chosen = tuple(trials.values()), decision.chosen
+        _check_idle(waited(every), plan)
         passed = passed_over(every, chosen, plan.itl, allow_loss=plan.allow_loss)
         decision = replace(decision, reasons=(*decision.reasons, *passed))
-        return Outcome(decision, every, self._files[chosen.candidate.weights])
+        path = self._files[chosen.candidate.weights]
+        return Outcome(decision, every, path, path in self._made)
 
     def _probe(self, plan: Plan) -> None:
         """How fast is this? A trial of a model that is a hundred times larger must not take a hundred times as long."""
@@ -180,6 +199,7 @@ class Tuner:
         report = self.measure(plan.own, self.source.path, Lengths(64, 0))
         if report.figures is None:
             raise StartupError(f"{self.source.path.name} cannot be measured: {report.failure}")
+        _check_idle(report.figures.waited, plan)
         self._lengths = lengths(64 / report.figures.first_tokens[0][1], quick=plan.quick)
         self.tell(f"{self.source.path.name}: prompts of {self._lengths.long} tokens are measured", True)
 
@@ -263,10 +283,19 @@ class Tuner:
         return decision
 
 
+def _check_idle(share: float, plan: Plan) -> None:
+    if share > BUSY and not plan.anyway:
+        raise StartupError(
+            f"the machine is busy with something else (the engine waited for a core {share:.0%} of the time), so that "
+            "times say little; nothing was written: try again when it is idle, or with --anyway"
+        )
+
+
 def _told(figures: Figures) -> str:
     return (
         f"first token {figures.ttft * 1e3:,.0f} ms, a step of one {figures.one * 1e3:.1f} ms, "
-        f"of many {figures.many * 1e3:.1f} ms"
+        f"of {READERS} {figures.many * 1e3:.1f} ms"
+        + (f" (the machine is busy: waited {figures.waited:.0%} of the time)" if figures.waited > BUSY else "")
     )
 
 

@@ -72,6 +72,7 @@ def pull(name: str) -> int:
 @click.option("--only", metavar="FORMATS", help="Files to try beside your own: q8_0, q4_0, f16; source for none.")
 @click.option("--allow-loss", is_flag=True, help="A file that loses precision may be chosen.")
 @click.option("--keep", is_flag=True, help="Keep all converted files, not just the chosen one.")
+@click.option("--anyway", is_flag=True, help="Decide also on a machine that is busy with something else.")
 @click.option("--show", is_flag=True, help="Print what was found before.")
 @click.option("--forget", is_flag=True, help="Remove what was found before, and the file that was made for it.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
@@ -83,6 +84,7 @@ def tune(
     only: str | None,
     allow_loss: bool,
     keep: bool,
+    anyway: bool,
     show: bool,
     forget: bool,
     file: Path | None,
@@ -99,7 +101,7 @@ def tune(
         return verb.show(config)
     if forget:
         return verb.forget(config)
-    wish = verb.Wish(rounds or (2 if quick else 3), quick, verb.formats(only), allow_loss, keep)
+    wish = verb.Wish(rounds or (2 if quick else 3), quick, verb.formats(only), allow_loss, keep, anyway)
     return verb.run(config, wish)
 
 

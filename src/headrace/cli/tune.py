@@ -41,6 +41,7 @@ class Wish:
     formats: tuple[Format, ...] = tuple(TARGETS.values())
     allow_loss: bool = False
     keep: bool = False
+    anyway: bool = False
 
 
 def formats(only: str | None) -> tuple[Format, ...]:
@@ -66,7 +67,7 @@ def run(config: Config, wish: Wish) -> int:
     environ = engine_environment(config.engine.spin)
     cores = tuned.cores()
     itl = make_pace(config).itl
-    plan = Plan(own, cores, itl, wish.rounds, wish.quick, wish.formats, fixed, wish.allow_loss, wish.keep)
+    plan = Plan(own, cores, itl, wish.rounds, wish.quick, wish.formats, fixed, wish.allow_loss, wish.keep, wish.anyway)
     out = console(sys.stdout)
     out.print(
         f"{model.name} is {format_name(source.number)}. Aim: the first token as soon as can be, with steps of one "
@@ -82,9 +83,14 @@ def run(config: Config, wish: Wish) -> int:
     began = time.monotonic()
     with _stoppable(), Live() as live:
         outcome = Tuner(source, folder, measure, make, live.tell).run(plan)
-        profile = _profile(config, known, outcome, own, itl)
         file = tuned.profile_file(cache_home(), model)
-        tuned.replace_profile(file, profile, keep=wish.keep)
+        try:
+            profile = _profile(config, known, outcome, own, itl)
+            tuned.replace_profile(file, profile, keep=wish.keep)
+        except BaseException:
+            if outcome.made:
+                outcome.path.unlink(missing_ok=True)
+            raise
     _print(profile)
     out.print(f"{_ending(profile)} Measured in {time.monotonic() - began:.0f} s, written to {file}")
     return 0
@@ -222,21 +228,29 @@ def _print(profile: tuned.Profile) -> None:
     out = console(sys.stdout)
     mixture = ", ".join(f"{share:.0%} of {tokens}" for tokens, share in MIXTURE)
     out.print(f"\nMilliseconds to the first token, mean over prompts of {mixture} tokens; of a decode step; MB.")
-    out.print(table(profile))
+    # What is not a terminal has no width to keep to.
+    wide = not out.is_terminal or out.width >= WIDE
+    console(sys.stdout, width=max(out.width, WIDE) if wide else None).print(table(profile, wide=wide))
+    for row in profile.rows:
+        if row.failure:
+            out.print(f"- {row.weights}, {row.threads} threads, steps of {row.step_tokens} failed: {row.failure}")
     for reason in profile.reasons:
         out.print(f"- {reason}")
 
 
-def table(profile: tuned.Profile) -> Table:
+WIDE = 132
+"""Columns of a terminal that show all of the table."""
+
+
+def table(profile: tuned.Profile, *, wide: bool = True) -> Table:
     """A line a candidate, the chosen one marked, the fastest first, those that failed last."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "weights", "threads", "flash", "step", "first token", "(rounds)"):
-        grid.add_column(name, justify="left" if name in ("", "weights", "(rounds)") else "right", no_wrap=True)
-    for name in (*(str(tokens) for tokens, _ in MIXTURE), "1 reader", f"{READERS} readers", "file", "memory"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("loses", no_wrap=True)
+    lengths = [str(tokens) for tokens, _ in MIXTURE]
+    left = ["", "weights", "threads", "flash", "step", "first token", *(["low–high (rounds)"] if wide else [])]
+    right = [*lengths, "1 reads", f"{READERS} read", *(["file", "memory"] if wide else []), "loses"]
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0))
+    for name in (*left, *right):
+        grid.add_column(name, justify="left" if name in ("", "weights", "loses") else "right", no_wrap=wide)
     for row in sorted(profile.rows, key=lambda row: (row.ttft_ms is None, row.ttft_ms or 0.0)):
-        ttft = _ms(row.ttft_ms) if not row.failure else "failed"
         spread = f"{_ms(row.ttft_low_ms)}–{_ms(row.ttft_high_ms)} ({row.rounds})" if row.ttft_ms is not None else ""
         grid.add_row(
             "→" if row.chosen else "",
@@ -244,16 +258,19 @@ def table(profile: tuned.Profile) -> Table:
             str(row.threads),
             "on" if row.flash_attention else "off",
             str(row.step_tokens),
-            ttft,
-            spread,
-            *(_ms(row.ttft_by_tokens_ms.get(str(tokens))) for tokens, _ in MIXTURE),
+            "failed" if row.failure else _ms(row.ttft_ms),
+            *([spread] if wide else []),
+            *(_ms(row.ttft_by_tokens_ms.get(tokens)) for tokens in lengths),
             _ms(row.one_ms),
             _ms(row.many_ms),
-            f"{row.size_bytes / 1e6:,.0f}" if row.size_bytes else "",
-            f"{row.memory_bytes / 1e6:,.0f}" if row.memory_bytes else "",
+            *([_mb(row.size_bytes), _mb(row.memory_bytes)] if wide else []),
             row.loses,
         )
     return grid
+
+
+def _mb(size: int | None) -> str:
+    return f"{size / 1e6:,.0f}" if size else ""
 
 
 def _ms(value: float | None) -> str:

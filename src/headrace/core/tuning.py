@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import median
 
 import msgspec
@@ -31,6 +32,9 @@ READERS = 8
 
 MARGIN = 0.03
 """A difference of medians below this is none."""
+
+BUSY = 0.15
+"""Figures of a machine on which threads wait longer than this share of the time (`Figures.waited`) say little."""
 
 CLEARLY = 1.25
 """Who takes this many times as long as the best after one round is not measured again."""
@@ -75,6 +79,8 @@ class Figures(msgspec.Struct, frozen=True):
     """The most that the process held, the file's pages among it."""
     longest: int = 0
     """Tokens of the longest step of a prompt."""
+    waited: float = 0.0
+    """Share of the time in which a thread that had work got no core: 0 on a machine that does nothing else."""
 
     @property
     def ttft(self) -> float:
@@ -89,34 +95,22 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def prompt_seconds(steps: Sequence[PromptStep], tokens: int) -> float:
-    """Time that a prompt of `tokens` takes, by the steps of one prompt from its beginning. Seconds.
+    """Time that a prompt of `tokens` takes, by the steps of one prompt. Seconds.
 
-    Within what was measured: the steps' sum, the last in part. Beyond: tokens cost b + e·position, least squares over
-    the steps, e not negative.
+    A token costs b + e·position. Both are medians (Theil and Sen): what else the machine does in between lengthens some
+    steps by far, and three in ten of them may be wrong before the line is.
     """
-    total, end = 0.0, 0
-    for step in steps:
-        if step.start + step.count > tokens:
-            return total + step.seconds * (tokens - step.start) / step.count
-        total, end = total + step.seconds, step.start + step.count
-    if tokens == end:
-        return total
-    b, e = _line(steps)
-    return total + b * (tokens - end) + e * positions(end, tokens - end)
-
-
-def _line(steps: Sequence[PromptStep]) -> tuple[float, float]:
-    """(b, e) of seconds = b·count + e·positions, weighted by the steps' lengths."""
-    weights = [step.count for step in steps]
-    rates = [step.seconds / step.count for step in steps]
-    middles = [positions(step.start, step.count) / step.count for step in steps]
-    total = sum(weights)
-    rate = sum(w * y for w, y in zip(weights, rates, strict=True)) / total
-    middle = sum(w * x for w, x in zip(weights, middles, strict=True)) / total
-    spread = sum(w * (x - middle) ** 2 for w, x in zip(weights, middles, strict=True))
-    slope = sum(w * (x - middle) * (y - rate) for w, x, y in zip(weights, middles, rates, strict=True))
-    e = max(0.0, slope / spread) if spread else 0.0
-    return rate - e * middle, e
+    # The last step may be a short one, and such have a price of their own.
+    half = max(step.count for step in steps) / 2
+    rates = [
+        (positions(step.start, step.count) / step.count, step.seconds / step.count)
+        for step in steps
+        if step.count >= half
+    ]
+    slopes = [(y - v) / (x - u) for (u, v), (x, y) in combinations(rates, 2) if x != u]
+    e = max(0.0, median(slopes)) if slopes else 0.0
+    b = max(0.0, median(rate - e * middle for middle, rate in rates))
+    return b * tokens + e * positions(0, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +166,12 @@ class Decision:
     """The target for gaps."""
     tied: tuple[Trial, ...] = field(default=(), compare=False)
     """Those that are no slower than the fastest, as far as can be told."""
+
+
+def waited(trials: Iterable[Trial]) -> float:
+    """Median of `Figures.waited`; 0 without figures."""
+    shares = [figures.waited for trial in trials for figures in trial.rounds]
+    return median(shares) if shares else 0.0
 
 
 def faster(a: Trial, b: Trial) -> bool:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.core.errors import StartupError
@@ -59,7 +60,8 @@ def make_file(source: Path, target: Path, number: int, threads: int, environ: Ma
     except OSError as error:
         raise StartupError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def main(source: str, target: str, number: str, threads: str) -> int:
