@@ -224,8 +224,8 @@ def test_a_converted_file_is_named_after_model_bytes_and_format(tmp_path: Path, 
 
 
 def test_a_slow_model_gets_shorter_prompts() -> None:
-    assert lengths(400.0, quick=False) == Lengths(1024, 512)
-    assert lengths(400.0, quick=True) == Lengths(512, 256)
+    assert lengths(400.0, quick=False) == Lengths(1024, 1536)
+    assert lengths(400.0, quick=True) == Lengths(512, 1024)
     slow = lengths(5.0, quick=False)
     assert slow.long == 128
 

@@ -58,6 +58,8 @@ class Row(msgspec.Struct, frozen=True):
     one_ms: float | None = None
     many_ms: float | None = None
     memory_bytes: int | None = None
+    save_ms: float | None = None
+    """To copy 256 tokens of KV out of the pool."""
     chosen: bool = False
     failure: str = ""
 

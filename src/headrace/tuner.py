@@ -40,13 +40,14 @@ from headrace.core.tuning import (
     waited,
 )
 from headrace.engines.trial import Report
+from headrace.kv.blob import BLOCK
 
 ABANDONED_S = 24 * 3600
 """A half-written file older than this belongs to nobody."""
 
-FULL = (1024, 512)
-QUICK = (512, 256)
-"""Tokens of the long prompt, and of what is idle in the pool."""
+FULL = (1024, 1536)
+QUICK = (512, 1024)
+"""Tokens of the long prompt, and of what is idle in the pool: as much as a server leaves there by default."""
 
 PATIENCE_S = 20.0
 """The prompts of one trial take about that long at most, or they are shortened."""
@@ -72,8 +73,9 @@ Told = Callable[[str, bool], None]
 def lengths(rate: float, *, quick: bool) -> Lengths:
     """How long the prompts may be at `rate` prompt tokens a second."""
     long, idle = QUICK if quick else FULL
-    while long > LEAST_LONG and (long + idle) / rate > PATIENCE_S:
-        long, idle = long // 2, idle // 2
+    # Of what is idle, one block is computed.
+    while long > LEAST_LONG and (long + BLOCK) / rate > PATIENCE_S:
+        long = long // 2
     return Lengths(long, idle)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.tuning import READERS
+from headrace.engines.llama import LlamaEngine
 from headrace.engines.trial import CELLS, SLOTS, Job, Trial, run_delays, run_trial
 from headrace.testing import ManualClock, ScriptedEngine
 
@@ -49,7 +51,7 @@ def job(**options: Any) -> Job:
     return Job(
         "headrace.testing:counting_worker",
         {},
-        **{"long": 512, "idle": 256, "step_tokens": 512, "guard_s": 0.25, **options},
+        **{"long": 512, "idle": 512, "step_tokens": 512, "guard_s": 0.25, **options},
     )
 
 
@@ -90,7 +92,8 @@ def test_the_pool_is_wide_and_readers_are_at_the_end_of_a_prompt() -> None:
     clock = ManualClock()
     engine = PricedEngine(clock)
     Trial(engine, job(), clock).run()
-    assert len(engine.slots[SLOTS - 1]) == 256, "nobody's, and still there"
+    idle = [len(engine.slots.get(slot, ())) for slot in range(READERS + 1, SLOTS)]
+    assert idle[:3] == [256, 256, 0], "nobody's, and still there"
     wide = [step for step in engine.seen if len(step) == READERS]
     assert wide
     assert {len(chunk.tokens) for step in wide for chunk in step} == {1}
@@ -101,6 +104,17 @@ def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
     clock = ManualClock()
     figures = Trial(PricedEngine(clock, n_ctx=1024), job(), clock).run()
     assert [tokens for tokens, _ in figures.first_tokens] == [64, 512]
+
+
+@pytest.mark.real
+def test_the_real_engine_takes_its_steps(model_engine: LlamaEngine) -> None:
+    figures = Trial(model_engine, job(long=96, idle=32, step_tokens=64, decodes=3), time.perf_counter).run()
+    known = dict(figures.first_tokens)
+    assert 0.0 < known[64] < known[512]
+    assert 2048 not in known, "the pool holds no more"
+    assert figures.longest <= 64
+    assert figures.one > 0.0
+    assert figures.many > 0.0
 
 
 def test_a_child_does_it() -> None:

@@ -221,6 +221,7 @@ def _row(trial: Trial, chosen: bool) -> tuned.Row:
         one_ms=trial.one * 1e3,
         many_ms=trial.many * 1e3,
         memory_bytes=max(figures.memory for figures in trial.rounds),
+        save_ms=min(figures.save for figures in trial.rounds) * 1e3,
     )
 
 
@@ -228,6 +229,7 @@ def _print(profile: tuned.Profile) -> None:
     out = console(sys.stdout)
     mixture = ", ".join(f"{share:.0%} of {tokens}" for tokens, share in MIXTURE)
     out.print(f"\nMilliseconds to the first token, mean over prompts of {mixture} tokens; of a decode step; MB.")
+    out.print("Stages were measured one after the other: compare what shares weights or settings.")
     # What is not a terminal has no width to keep to.
     wide = not out.is_terminal or out.width >= WIDE
     console(sys.stdout, width=max(out.width, WIDE) if wide else None).print(table(profile, wide=wide))

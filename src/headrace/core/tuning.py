@@ -81,6 +81,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Tokens of the longest step of a prompt."""
     waited: float = 0.0
     """Share of the time in which a thread that had work got no core: 0 on a machine that does nothing else."""
+    save: float = 0.0
+    """To copy a block of KV out of the pool; 0: that cannot be done."""
 
     @property
     def ttft(self) -> float:

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -36,10 +36,12 @@ from headrace.core.plan import Chunk, Draw
 from headrace.core.request import Sampling
 from headrace.core.tuning import MIXTURE, READERS, Figures, PromptStep, prompt_seconds
 from headrace.engines.base import StepAborted, StepEngine, StepFailed
+from headrace.kv.blob import BLOCK
 
 SHORT = MIXTURE[0][0]
-SLOTS = READERS + 4
-"""KV sequence ids that a trial takes: the readers', one for what is idle, one for a short prompt, one for the long."""
+SLOTS = READERS + 8
+"""KV sequence ids that a trial takes: the readers', the first of whom has the long prompt, one for a short prompt, and
+those of what is idle."""
 CELLS = 4096
 TIMEOUT_S = 1800.0
 _GREEDY = Sampling(temperature=0.0)
@@ -81,9 +83,8 @@ class Trial:
     def run(self) -> Figures:
         """Without `memory` and `waited`, which are the process's. Raises StepFailed."""
         job, engine = self._job, self._engine
-        idle, long, short = engine.n_slots - 1, 0, engine.n_slots - 2
-        if job.idle:
-            self._prompt(idle, job.idle)  # the cost model's lessons too
+        short, long = READERS, 0
+        save = self._fill(range(READERS + 1, engine.n_slots)) if job.idle else 0.0
         steps = self._prompt(long, job.long)
         shorts: list[float] = []
         for _ in range(3):
@@ -97,7 +98,35 @@ class Trial:
         many, _ = self._decode(readers, at, aligned=job.long)
         limit = engine.info.n_ctx
         known = [(n, prompt_seconds(steps, n)) for n, _ in MIXTURE[1:] if n < limit]
-        return Figures(((SHORT, min(shorts)), *known), one, many, 0, max(step.count for step in steps))
+        return Figures(
+            first_tokens=((SHORT, min(shorts)), *known),
+            one=one,
+            many=many,
+            memory=0,
+            longest=max(step.count for step in steps),
+            save=save,
+        )
+
+    def _fill(self, slots: Iterable[int]) -> float:
+        """Put what is idle into the pool; the seconds that one block of it takes to be saved.
+
+        One block is computed, which is the cost model's lessons too, and the others are copies of it: the pool is as
+        wide as with any others.
+        """
+        engine, block = self._engine, min(BLOCK, self._job.idle)
+        first, *others = slots
+        self._prompt(first, block)
+        if not engine.bytes_per_token:
+            return 0.0
+        payload, seconds = b"", []
+        for _ in range(3):
+            began = self._clock()
+            payload = engine.save(first, 0, block)
+            seconds.append(self._clock() - began)
+        for slot in others[: self._job.idle // block - 1]:
+            if engine.load(slot, 0, block, payload):
+                self._held += block
+        return min(seconds)
 
     def _prompt(self, slot: int, tokens: int) -> list[PromptStep]:
         """Compute a prompt that nobody sent before, in steps of the server's length."""
