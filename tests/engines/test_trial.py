@@ -115,6 +115,7 @@ def test_the_real_engine_takes_its_steps(model_engine: LlamaEngine) -> None:
     assert figures.longest <= 64
     assert figures.one > 0.0
     assert figures.many > 0.0
+    assert figures.save > 0.0
 
 
 def test_a_child_does_it() -> None:
