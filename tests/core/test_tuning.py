@@ -82,6 +82,13 @@ def test_faster_is_by_the_median_and_in_every_round() -> None:
     assert not faster(trial(weights("f16")), trial(OWN, 1.0))
 
 
+def test_few_rounds_must_differ_by_more() -> None:
+    for rounds, enough in ((1, 0.84), (2, 0.92), (3, 0.94), (10, 0.96)):
+        usual = trial(OWN, *[1.0] * rounds)
+        assert faster(trial(weights("f16"), *[enough] * rounds), usual)
+        assert not faster(trial(weights("f16"), *[enough + 0.02] * rounds), usual)
+
+
 def test_rounds_are_compared_in_pairs() -> None:
     """A machine that is twice as slow for one round slows both: it says nothing about either."""
     assert faster(trial(weights("f16"), 0.9, 1.8, 0.9), trial(OWN, 1.0, 2.0, 1.0))

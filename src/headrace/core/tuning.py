@@ -31,7 +31,7 @@ READERS = 8
 """Sequences of the wide decode step."""
 
 MARGIN = 0.03
-"""A difference of medians below this is none."""
+"""A difference of medians below this is none, however many the rounds."""
 
 BUSY = 0.15
 """Figures of a machine on which threads wait longer than this share of the time (`Figures.waited`) say little."""
@@ -176,10 +176,15 @@ def waited(trials: Iterable[Trial]) -> float:
     return median(shares) if shares else 0.0
 
 
+def margin(rounds: int) -> float:
+    """By how much the median must differ: the fewer the rounds, the likelier that they agree by chance."""
+    return max(MARGIN, 0.15 / rounds)
+
+
 def faster(a: Trial, b: Trial) -> bool:
     """Is `a` faster than `b`, beyond the margin and in every round that both took part in?"""
     pairs = [(x.ttft, y.ttft) for x, y in zip(a.rounds, b.rounds, strict=False)]
-    return bool(pairs) and median(x / y for x, y in pairs) < 1.0 - MARGIN and all(x < y for x, y in pairs)
+    return bool(pairs) and median(x / y for x, y in pairs) < 1.0 - margin(len(pairs)) and all(x < y for x, y in pairs)
 
 
 STEPS = (64, 128, 256, 512, 1024)
