@@ -13,9 +13,20 @@ import msgspec
 import pytest
 import uvloop
 
-from headrace.compose import batch_size, make_blueprint, make_bounds, make_engine, make_limits, make_model, serve
+from headrace.compose import (
+    batch_size,
+    make_blueprint,
+    make_bounds,
+    make_candidate,
+    make_engine,
+    make_job,
+    make_limits,
+    make_model,
+    serve,
+)
 from headrace.core.admission import Bounds
 from headrace.core.errors import StartupError
+from headrace.core.tuning import Candidate
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
 from headrace.settings import Config, Engine, Model, Optimizations, Server
@@ -62,6 +73,38 @@ def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> Non
     assert (blueprint.settings["kv_type"], blueprint.settings["cells"]) == ("q8_0", 1024)
     assert blueprint.settings["created"] == int(model.stat().st_mtime)
     assert blueprint.limits["step_tokens"] == blueprint.settings["batch"]
+
+
+def test_a_trial_is_run_like_the_server_s_engine(tmp_path: Path) -> None:
+    given = dataclasses.replace(config(cells=16384), model=Model(path="m.gguf", alias="m"))
+    own, fixed = make_candidate(given)
+    cores = len(os.sched_getaffinity(0))
+    assert (own, fixed) == (Candidate("source", cores, True, 512), frozenset())
+    other = Candidate("f16", 1, False, 1024)
+    job = make_job(given, other, tmp_path / "f16.gguf", 512, 256)
+    assert job.settings["path"] == str(tmp_path / "f16.gguf")
+    assert (job.settings["threads"], job.settings["threads_batch"]) == (1, 1)
+    assert (job.settings["flash_attention"], job.step_tokens) == (False, 1024)
+    assert job.settings["batch"] >= 1024
+    assert job.guard_s == 0.25
+    assert job.settings["cells"] < 16384, "a trial takes no more memory than it needs"
+    plain = dataclasses.replace(given, optimizations=Optimizations(adaptive_chunks=False))
+    assert make_job(plain, other, tmp_path / "x", 512, 256).guard_s == 0.0
+
+
+def test_what_the_user_set_is_no_candidate() -> None:
+    own, fixed = make_candidate(config(threads=3, step_tokens=128, kv_type="q8_0"))
+    assert fixed == {"threads", "step_tokens", "flash_attention"}
+    assert own.step_tokens == 128
+    model = Model(path="m.gguf", alias="m")
+    job = make_job(
+        dataclasses.replace(config(threads=3), model=model),
+        msgspec.structs.replace(own, threads=1),
+        Path("x.gguf"),
+        1,
+        1,
+    )
+    assert job.settings["threads"] == 3
 
 
 @pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])

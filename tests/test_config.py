@@ -52,6 +52,16 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert (config.server.port, config.server.heartbeat_s, config.server.body_limit_bytes) == (3, 2.0, 2048)
 
 
+def test_a_tuned_profile_is_below_everything_that_the_user_says(tmp_path: Path) -> None:
+    file = write(tmp_path, "[engine]\nthreads = 3\n")
+    profile: dict[str, Value] = {"engine.threads": 1, "engine.threads_batch": 1, "engine.flash_attention": False}
+    environ = NOWHERE | {"HEADRACE_ENGINE_THREADS_BATCH": "4"}
+    engine = load(file=file, environ=environ, tuned=profile).engine
+    assert (engine.threads, engine.threads_batch, engine.flash_attention) == (3, 4, False)
+    with pytest.raises(StartupError, match=r"engine.threads: -1 is outside .*tuned profile"):
+        load(environ=NOWHERE, tuned={"engine.threads": -1})
+
+
 def test_the_usual_file_is_read_if_it_exists(tmp_path: Path) -> None:
     (tmp_path / "headrace").mkdir()
     write(tmp_path / "headrace", 'model.alias = "tiny"\n')

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("compose",),
-    ("config", "models", "pins"),
+    ("config", "models", "pins", "tuned", "tuner"),
     ("settings",),
     ("testing",),
     ("server",),
@@ -37,6 +37,7 @@ NATIVE = {"ctypes", "llama_cpp"}
 NATIVE_FILES = (
     "engines/llama_lib.py",
     "engines/llama.py",
+    "engines/quantiser.py",
     "engines/snapshot.py",
     "engines/vocab.py",
     "server/slice.py",

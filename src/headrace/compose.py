@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
 from headrace.core.limits import Limits
+from headrace.core.quantisation import SOURCE
 from headrace.core.speculation import MAX_GUESSES
 from headrace.core.tokenizer import Tokenizer
+from headrace.core.tuning import Candidate
 from headrace.engines.base import ModelInfo, StreamEngine
 from headrace.engines.keeper import TierSettings
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
+from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
 from headrace.kv.templates import Encode
@@ -41,7 +45,7 @@ from headrace.server.model import ServedModel
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
-from headrace.settings import Config
+from headrace.settings import Config, Engine
 from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
@@ -214,6 +218,34 @@ def make_blueprint(config: Config) -> Blueprint:
         tiers=make_tiers(config),
         calibration=str(cache_home() / "calibration"),
     )
+
+
+def make_candidate(config: Config) -> tuple[Candidate, frozenset[str]]:
+    """What is used untuned, and which fields of it the user has set: those are not varied."""
+    e, usual = config.engine, Engine()
+    fixed = {name for name in ("flash_attention", "step_tokens") if getattr(e, name) != getattr(usual, name)}
+    if e.threads or e.threads_batch:
+        fixed.add("threads")
+    if e.kv_type != usual.kv_type:
+        fixed.add("flash_attention")  # it cannot do without
+    if not config.optimizations.adaptive_chunks:
+        fixed.add("step_tokens")  # which is not used then
+    threads = e.threads_batch or len(os.sched_getaffinity(0))
+    return Candidate(SOURCE, threads, e.flash_attention, e.step_tokens), frozenset(fixed)
+
+
+def make_job(config: Config, candidate: Candidate, weights: Path, long: int, idle: int) -> Job:
+    """How a trial of `candidate` is run: `long` tokens of a prompt, beside `idle` ones in the pool."""
+    engine = replace(
+        config.engine, flash_attention=candidate.flash_attention, step_tokens=candidate.step_tokens, draft_model=""
+    )
+    if not (engine.threads or engine.threads_batch):
+        engine = replace(engine, threads=candidate.threads, threads_batch=candidate.threads)
+    config = replace(config, engine=engine, model=replace(config.model, path=str(weights)))
+    limits, blueprint = make_limits(config), make_blueprint(config)
+    settings = {**blueprint.settings, "cells": CELLS, "slots": SLOTS, "drafts": 0}
+    guard = 0.0 if limits.pace is None else limits.pace.guard
+    return Job(blueprint.factory, settings, long, idle, min(limits.prefill_chunk, CELLS // 2), guard)
 
 
 def make_engine(config: Config) -> StreamEngine:

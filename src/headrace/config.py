@@ -1,6 +1,6 @@
 """From files, environment and flags to one frozen `Config`.
 
-    defaults  <  TOML file  <  environment  <  flags          the later source wins
+    defaults  <  tuned profile  <  TOML file  <  environment  <  flags          the later source wins
 
 Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths.
 What cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a
@@ -34,13 +34,17 @@ def load(
     file: Path | None = None,
     flags: Mapping[str, Value] | None = None,
     environ: Mapping[str, str] | None = None,
+    tuned: Mapping[str, Value] | None = None,
 ) -> Config:
     """Read all sources. Raises StartupError.
 
-    `file` None: the one under XDG_CONFIG_HOME, if it exists. `flags`: dotted name → value, or its text.
+    `file` None: the one under XDG_CONFIG_HOME, if it exists. `flags`: dotted name → value, or its text. `tuned`: the
+    settings of a profile, see `headrace.tuned`.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Value] = {}
+    for name, value in (tuned or {}).items():
+        values[name] = _checked(_find(name, "tuned profile"), value, "tuned profile", text=False)
     if file is None:
         home = config_home(environ)
         usual = None if home is None else home / "config.toml"

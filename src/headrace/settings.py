@@ -100,6 +100,9 @@ class Model:
         "A name that `headrace pull` knows, `hf:ORG/REPO/FILE.gguf`, or the path of a GGUF file. `scripted:RATE` "
         "computes nothing and writes numbers at so many tokens per second: for testing what stands before the server.")
     alias: str = _row("", "", help="The name clients use; empty derives it from `model.path`.")
+    tuned: bool = _row(True, "", help=
+        "Use what `headrace tune` found for this file on this machine, if it was run: weights and settings of the "
+        "engine, below those that you set yourself.")
 
 
 @dataclass(frozen=True, slots=True)

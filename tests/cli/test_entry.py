@@ -8,8 +8,9 @@ from headrace import __version__
 from headrace.cli import main
 from headrace.cli import pull as pull_verb
 from headrace.cli import serve as serve_verb
+from headrace.cli import tune as tune_verb
 from headrace.core.errors import StartupError
-from headrace.settings import Value
+from headrace.settings import Config, Value
 
 
 def status_of(*arguments: str) -> int:
@@ -73,3 +74,44 @@ def test_serve_hands_on_only_the_flags_that_were_given(
     monkeypatch.setattr(serve_verb, "run", run)
     assert status_of("serve", *arguments) == 3
     assert seen == [flags]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb"), [((), "run"), (("--show",), "show"), (("--forget", "--slo-profile", "voice"), "forget")]
+)
+def test_tune_has_three_acts(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], verb: str) -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    def act(name: str) -> Callable[..., int]:
+        def run(config: Config, *rest: object) -> int:
+            seen.append((name, config.model.path, config.slo.profile))
+            return 0
+
+        return run
+
+    for name in ("run", "show", "forget"):
+        monkeypatch.setattr(tune_verb, name, act(name))
+    assert status_of("tune", "tiny", *arguments) == 0
+    assert seen == [(verb, "tiny", "voice" if "voice" in arguments else "chat")]
+
+
+def test_tune_takes_only_what_it_knows() -> None:
+    assert status_of("tune") == 2
+    assert status_of("tune", "tiny", "--show", "--forget") == 2
+    assert status_of("tune", "tiny", "--rounds", "0") == 2
+    assert status_of("tune", "tiny", "--slo-profile", "haste") == 2
+
+
+def test_tune_quick_is_two_rounds_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    wishes: list[tune_verb.Wish] = []
+
+    def run(config: Config, wish: tune_verb.Wish) -> int:
+        wishes.append(wish)
+        return 0
+
+    monkeypatch.setattr(tune_verb, "run", run)
+    for arguments in ((), ("--quick",), ("--quick", "--rounds", "5"), ("--only", "f16", "--allow-loss", "--keep")):
+        assert status_of("tune", "tiny", *arguments) == 0
+    assert [(wish.rounds, wish.quick) for wish in wishes] == [(3, False), (2, True), (5, True), (3, False)]
+    assert [format.name for format in wishes[3].formats] == ["f16"]
+    assert (wishes[3].allow_loss, wishes[3].keep, wishes[3].anyway) == (True, True, False)

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from headrace import tuned
 from headrace.cli import serve
 from headrace.core.errors import StartupError
 from headrace.settings import Config
@@ -99,3 +100,20 @@ def test_an_assignment_needs_both_sides(text: str) -> None:
 
 def test_an_assignment_may_hold_further_signs() -> None:
     assert serve.assigned(["a.b=c=d", " c.d =", "a.b=2"]) == {"a.b": "2", "c.d": ""}
+
+
+def test_a_tuned_profile_is_served_under_the_same_name(
+    served: list[Config], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(config: Config, cache: Path, model: Path, again: Callable[[dict[str, int]], Config]) -> tuned.Applied:
+        assert model == Path("/models/file.gguf")
+        return tuned.Applied(
+            again({"engine.threads": 1, "engine.threads_batch": 1}), Path("/tuned/x.gguf"), "tuned (…)"
+        )
+
+    monkeypatch.setattr(tuned, "apply_profile", apply)
+    serve.run(None, {"engine.threads": "5"})
+    config = served[0]
+    assert (config.model.path, config.model.alias) == ("/tuned/x.gguf", "smollm2-135m")
+    assert (config.engine.threads, config.engine.threads_batch) == (5, 1), "what the user set wins"
+    assert "Headrace: tuned (…)" in capsys.readouterr().err.splitlines()

@@ -64,6 +64,47 @@ def pull(name: str) -> int:
     return verb.run(name)
 
 
+@headrace.command()
+@click.argument("model")
+@click.option("--slo-profile", help="Whose targets are to be met (slo.profile).")
+@click.option("--rounds", type=click.IntRange(1, 50), help="How often each candidate is measured.  [default: 3]")
+@click.option("--quick", is_flag=True, help="Two rounds, shorter prompts.")
+@click.option("--only", metavar="FORMATS", help="Files to try beside your own: q8_0, q4_0, f16; source for none.")
+@click.option("--allow-loss", is_flag=True, help="A file that loses precision may be chosen.")
+@click.option("--keep", is_flag=True, help="Keep all converted files, not just the chosen one.")
+@click.option("--anyway", is_flag=True, help="Decide also on a machine that is busy with something else.")
+@click.option("--show", is_flag=True, help="Print what was found before.")
+@click.option("--forget", is_flag=True, help="Remove what was found before, and the file that was made for it.")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+def tune(
+    model: str,
+    slo_profile: str | None,
+    rounds: int | None,
+    quick: bool,
+    only: str | None,
+    allow_loss: bool,
+    keep: bool,
+    anyway: bool,
+    show: bool,
+    forget: bool,
+    file: Path | None,
+) -> int:
+    """Measure how MODEL runs best on this machine, for `headrace serve` to use it."""
+    from headrace.cli import tune as verb
+    from headrace.config import load
+
+    if show and forget:
+        raise click.UsageError("give --show or --forget")
+    flags = {"model.path": model, **({} if slo_profile is None else {"slo.profile": slo_profile})}
+    config = load(file=file, flags=flags)
+    if show:
+        return verb.show(config)
+    if forget:
+        return verb.forget(config)
+    wish = verb.Wish(rounds or (2 if quick else 3), quick, verb.formats(only), allow_loss, keep, anyway)
+    return verb.run(config, wish)
+
+
 @headrace.group()
 @click.option("--model", help="The model whose tokens are counted (model.path).")
 @click.option("--file", "templates", help="TOML file of templates (templates.file).")

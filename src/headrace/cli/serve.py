@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace import __version__
 from headrace.cli.output import console
 from headrace.cli.pull import fetch
-from headrace.config import load
+from headrace.config import cache_home, load
 from headrace.core.errors import StartupError
 from headrace.models import alias_of, script_rate
 from headrace.settings import Config, Value
@@ -40,10 +40,20 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
     """The verb; gives the exit status. Raises StartupError."""
     config = load(file=file, flags=flags)
     name = config.model.path
-    path = name if script_rate(name) else str(fetch(name))
+    path, note = name, ""
+    if not script_rate(name):
+        from headrace.tuned import apply_profile
+
+        tuned = apply_profile(
+            config, cache_home(), fetch(name), lambda settings: load(file=file, flags=flags, tuned=settings)
+        )
+        config, path, note = tuned.config, str(tuned.path), tuned.note
     model = dataclasses.replace(config.model, path=path, alias=config.model.alias or alias_of(name))
     config = dataclasses.replace(config, model=model)
-    console(sys.stderr).print(f"Headrace {__version__}: loading {model.alias} …")
+    err = console(sys.stderr)
+    err.print(f"Headrace {__version__}: loading {model.alias} …")
+    if note:
+        err.print(f"Headrace: {note}")
 
     from headrace.compose import serve
 

@@ -25,8 +25,12 @@ class Saved(msgspec.Struct, frozen=True):
 
 def calibration_file(folder: Path, engine: bytes, threads: tuple[int, int]) -> Path:
     """Where an engine's calibration is kept. `threads`: for a step of one token, for larger ones."""
-    machine = (_processor(), os.cpu_count(), platform.machine())
-    return folder / f"{fingerprint(engine, threads, machine).hex()}.json"
+    return folder / f"{fingerprint(engine, threads, machine()).hex()}.json"
+
+
+def machine() -> tuple[str, int | None, str]:
+    """What tells machines apart on which the same model takes different times: processor, cores, architecture."""
+    return _processor(), os.cpu_count(), platform.machine()
 
 
 def load_calibration(file: Path) -> CostModel | None:

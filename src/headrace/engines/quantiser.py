@@ -1,0 +1,78 @@
+"""llama.cpp's quantiser: a model file → the same model in another number format.
+
+    python -m headrace.engines.quantiser SOURCE TARGET TYPE THREADS      0 done, 2 with one line on stderr
+
+Rules: a child process does it, because the library may end its process and cannot be interrupted; nothing is under
+TARGET's name before it is whole, and nothing is left of a file that was given up.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.core.errors import StartupError
+from headrace.engines.llama_lib import C, model_meta, recent_log
+from headrace.engines.vocab import open_model
+
+PART = ".part"
+"""Ends the name of a file that is being written."""
+
+
+def file_type(path: Path) -> int | None:
+    """The `llama_ftype` in a file's metadata; None if there is none. Raises StartupError for what is no model."""
+    model = open_model(path, vocab_only=True)
+    try:
+        text = model_meta(model, "general.file_type") or ""
+    finally:
+        C.llama_model_free(model)
+    return int(text) if text.isdecimal() else None
+
+
+def quantise(source: Path, target: Path, number: int, threads: int) -> None:
+    """Write `source` as type `number` to `target`, in this process. Raises StartupError."""
+    params = C.llama_model_quantize_default_params()
+    params.ftype = number
+    params.nthread = threads
+    params.allow_requantize = True  # what that costs is told by `core.quantisation.loss`
+    code = int(C.llama_model_quantize(os.fsencode(source), os.fsencode(target), params))
+    if code != 0:
+        raise StartupError(f"{source.name} cannot be converted: {recent_log() or f'llama.cpp gave {code}'}")
+
+
+def make_file(source: Path, target: Path, number: int, threads: int, environ: Mapping[str, str]) -> None:
+    """`quantise` in a child process, whole or not at all. Raises StartupError."""
+    part = target.with_name(f".{target.name}.{os.getpid()}{PART}")
+    words = [sys.executable, "-m", "headrace.engines.quantiser", str(source), str(part), str(number), str(threads)]
+    try:
+        done = subprocess.run(words, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode != 0 or not part.is_file():
+            lines = done.stderr.decode("utf-8", "replace").split("\n")
+            said = next((line for line in reversed(lines) if line.strip()), "")
+            raise StartupError(said.strip() or f"the quantiser ended with status {done.returncode}")
+        with part.open("rb") as stream:
+            os.fsync(stream.fileno())
+        part.replace(target)
+    except OSError as error:
+        raise StartupError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def main(source: str, target: str, number: str, threads: str) -> int:
+    """The child process."""
+    try:
+        quantise(Path(source), Path(target), int(number), int(threads))
+    except StartupError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,251 @@
+"""The tuned profile: what `headrace tune` found for one model file on this machine, and how `serve` comes to use it.
+
+    defaults  <  tuned profile  <  TOML file  <  environment  <  flags
+
+Rules: a file of its own for each model file (by its path) and machine, in the cache; it says of which bytes and of
+which machine and library it is, and is not used for any other; what makes it unusable is told in one line and is never
+a reason not to start. It may set the few settings below and nothing else. Files of weights are made by `tuner` alone,
+when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from headrace.core.errors import StartupError
+from headrace.engines.calibration import machine
+from headrace.engines.snapshot import file_digest
+from headrace.settings import SECTIONS, Config, Value
+
+SCHEMA = 1
+TUNABLE = ("engine.threads", "engine.threads_batch", "engine.flash_attention", "engine.step_tokens")
+"""Settings that a profile may hold."""
+
+AGAIN = "run `headrace tune` again"
+
+
+class Bytes(msgspec.Struct, frozen=True):
+    """A file as it was: `digest` is believed while size and modification time hold."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A line of the table that was decided on; milliseconds, medians over the rounds. None: not measured."""
+
+    weights: str
+    threads: int
+    flash_attention: bool
+    step_tokens: int
+    size_bytes: int
+    loses: str
+    rounds: int
+    ttft_ms: float | None = None
+    ttft_low_ms: float | None = None
+    ttft_high_ms: float | None = None
+    ttft_by_tokens_ms: dict[str, float] = {}
+    one_ms: float | None = None
+    many_ms: float | None = None
+    memory_bytes: int | None = None
+    save_ms: float | None = None
+    """To copy 256 tokens of KV out of the pool."""
+    chosen: bool = False
+    failure: str = ""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """The file."""
+
+    schema: int
+    made: str
+    """ISO 8601, local time."""
+    model: str
+    """As it was named on the command line."""
+    source: Bytes
+    machine: tuple[str, int | None, str]
+    cores: int
+    """That the process may use."""
+    library: str
+    """Version of llama-cpp-python."""
+    slo: str
+    itl_ms: float
+    settings: dict[str, bool | int | float | str]
+    weights: str = "source"
+    converted: Bytes | None = None
+    """The file that is served instead; None: the model's own."""
+    reasons: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How to serve a model: `note` is the line that says so, "" where there is nothing to say."""
+
+    config: Config
+    path: Path
+    note: str = ""
+
+
+def describe(path: Path) -> Bytes:
+    """Reads the whole file. Raises StartupError."""
+    try:
+        status = path.stat()
+        return Bytes(str(path.absolute()), status.st_size, status.st_mtime_ns, file_digest(path))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from None
+
+
+def is_unchanged(known: Bytes, path: Path) -> bool:
+    """Does the file at `path` hold those bytes? It is read only if it was touched."""
+    try:
+        status = path.stat()
+        if status.st_size != known.size:
+            return False
+        return status.st_mtime_ns == known.mtime_ns or file_digest(path) == known.digest
+    except (OSError, ValueError):
+        return False
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def library() -> str:
+    """The version of what computes."""
+    return version("llama-cpp-python")
+
+
+def profile_file(cache: Path, model: Path) -> Path:
+    """Where the profile of a model file is kept, if there is one."""
+    key = repr((str(model.resolve()), machine())).encode("utf-8", "surrogateescape")
+    return cache / "tuned" / f"{model.stem}.{blake2b(key, digest_size=8).hexdigest()}.json"
+
+
+def load_profile(file: Path) -> Profile | None:
+    """None if there is none. Raises StartupError if it cannot be used."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StartupError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except msgspec.DecodeError as error:
+        raise StartupError(f"{file}: is no tuned profile ({error}): {AGAIN}") from None
+    if profile.schema != SCHEMA or not set(profile.settings) <= set(TUNABLE):
+        raise StartupError(f"{file}: is a tuned profile of another version of Headrace: {AGAIN}")
+    return profile
+
+
+def save_profile(file: Path, profile: Profile) -> None:
+    """Replace it as a whole. Raises StartupError."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+        part.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StartupError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def replace_profile(file: Path, profile: Profile, *, keep: bool = False) -> None:
+    """Save it; unless `keep`, the weights of the one before it are removed. Raises StartupError."""
+    try:
+        before = load_profile(file)
+    except StartupError:
+        before = None
+    save_profile(file, profile)
+    old = _converted(file, before)
+    if old is not None and not keep and old != _converted(file, profile):
+        with suppress(OSError):
+            old.unlink(missing_ok=True)
+
+
+def forget(file: Path) -> list[Path]:
+    """Remove a profile and the weights that were made for it; what was removed. Raises StartupError."""
+    try:
+        made = _converted(file, load_profile(file))
+    except StartupError:
+        made = None
+    doomed = [path for path in (file, made) if path is not None and path.exists()]
+    try:
+        for path in doomed:
+            path.unlink()
+    except OSError as error:
+        raise StartupError(f"cannot remove {error.filename}: {error.strerror or error}") from None
+    return doomed
+
+
+def _converted(file: Path, profile: Profile | None) -> Path | None:
+    """The weights that were made for a profile: never a file that is not one of ours, whatever the profile says."""
+    if profile is None or profile.converted is None:
+        return None
+    made = Path(profile.converted.path)
+    return made if made.parent == file.parent.parent / "models" / "tuned" and made.suffix == ".gguf" else None
+
+
+def unusable(profile: Profile, model: Path) -> str:
+    """Why a profile is not for this model file here and now; "" if it is."""
+    if not is_unchanged(profile.source, model):
+        return "the tuned profile is for another file"
+    if (profile.machine, profile.cores) != (machine(), cores()):
+        return "the tuned profile is for another machine"
+    if profile.library != library():
+        return f"the tuned profile is for llama-cpp-python {profile.library}"
+    if profile.converted is not None and not is_unchanged(profile.converted, Path(profile.converted.path)):
+        return f"the weights of the tuned profile are gone or altered ({profile.converted.path})"
+    return ""
+
+
+def apply_profile(config: Config, cache: Path, model: Path, load: Callable[[Mapping[str, Value]], Config]) -> Applied:
+    """What to serve for the file `model`. `load` gives the settings with those of the profile below the user's own."""
+    untuned = Applied(config, model)
+    if not config.model.tuned:
+        return untuned
+    file = profile_file(cache, model)
+    try:
+        profile = load_profile(file)
+        if profile is None:
+            return untuned
+        if why := unusable(profile, model):
+            return replace(untuned, note=f"{why}: it is not used; {AGAIN}")
+        config = load(profile.settings)
+    except StartupError as error:
+        return replace(untuned, note=f"{error.message}; the tuned profile is not used")
+    path = model if profile.converted is None else Path(profile.converted.path)
+    changed = differences(untuned.config, config)
+    if path != model:
+        changed.insert(0, f"{profile.weights} weights")
+    if not changed:
+        return Applied(config, model)
+    return Applied(config, path, f"tuned ({file}): {', '.join(changed)}; --set model.tuned=false for the file as it is")
+
+
+def differences(before: Config, after: Config) -> list[str]:
+    """`name=value` of each setting that changed."""
+    return [
+        f"{section}.{part.name}={shown(new)}"
+        for section, kind in SECTIONS.items()
+        for part in fields(kind)
+        if (new := getattr(getattr(after, section), part.name)) != getattr(getattr(before, section), part.name)
+    ]
+
+
+def shown(value: Value) -> str:
+    """As it is written in a file or flag."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
