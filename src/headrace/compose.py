@@ -143,6 +143,7 @@ def make_tiers(config: Config) -> TierSettings | None:
         redis_timeout_s=t.redis_timeout_ms / 1e3,
         least=t.min_tokens,
         mined=config.templates.budget if o.mined_templates else 0,
+        look_s=config.templates.look_s,
     )
 
 

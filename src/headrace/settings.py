@@ -218,6 +218,8 @@ class Templates:
         "`$XDG_CONFIG_HOME/headrace/templates.toml` if it is there.")
     budget: int = _row(100, "prefixes", low=0, high=100_000, help=
         "Prefixes that `optimizations.mined_templates` may pin.")
+    look_s: float = _row(20.0, "s", low=0.1, high=3600, help=
+        "How often `optimizations.mined_templates` looks for them, while there is nothing else to do.")
 
 
 @dataclass(frozen=True, slots=True)

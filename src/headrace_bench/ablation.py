@@ -1,14 +1,15 @@
-"""What a switch is worth: the same server with it and without it, again and again, each time started afresh.
+"""What a switch is worth: the same server with it and without it, in turn.
 
-    round 1  [start · load · stop] on   [start · load · stop] off     one schedule …
-    round 2  [start · load · stop] off  [start · load · stop] on      … for two rounds, then a new one
-                                   └───── log(on / off) a round ─────┘  pairs
-             on of round 1 against on of round 2, off against off ────  the A/A floor
+    round 1   start both    [on off] [off on]    stop both        each bracket a pair, on text of its own
+    round 2   start both    [off on] [on off]    stop both
+                               └───── log(on / off) of a pair ─────┘
+                             on against on, off against off, from one pair to the next ── the A/A floor
 
-Rules: a process computes at its own speed from start to start, so a pair is two new processes and not two runs of the
-same two; the order within a round is drawn; a round in which the client or the machine was not in order on either side
-is dropped, and only their signals decide that; one round before the first warms up (calibrations, the page cache) and
-is not counted; p99s are of all runs of a side together, never averaged.
+Rules: the sides of a pair follow each other within seconds, because a shared machine is fast for a minute and slow for
+the next; the order of the first pair of a round is drawn and turns with each one after it; servers are new in each
+round, so that a process that is slow for as long as it runs is one of many; a leg begins when both servers are idle; a
+pair in which the client or the machine was not in order on either side is dropped, and only their signals decide that;
+one pair before the first warms up and is not counted; p99s are of all legs of a side together, never averaged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from headrace_bench.client.run import Run
 from headrace_bench.exhibits import Exhibit, Primary
@@ -40,7 +42,7 @@ WORTH = {"better": "helps", "worse": "hurts"}
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One side of a round."""
+    """One side of a pair."""
 
     value: float | None
     """The deciding figure: seconds, or a share."""
@@ -54,10 +56,10 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Turn:
     """A pair."""
 
-    seed: int
+    round: int
     on: Leg
     off: Leg
 
@@ -88,11 +90,11 @@ class Finding:
 
     exhibit: Exhibit
     slo: str
-    rounds: int
+    pairs: int
     dropped: tuple[str, ...]
-    """Reasons of dropped rounds, a line a round."""
+    """Reasons of dropped pairs, a line a pair."""
     middle_on: float | None
-    """Median over rounds of the deciding figure."""
+    """Median over pairs of the deciding figure."""
     middle_off: float | None
     comparison: Comparison
     """On against off."""
@@ -118,44 +120,82 @@ def ablate(
     load: Load,
     *,
     slo: Slo,
-    rounds: int,
+    pairs: int,
     until: float,
     seed: int = 1,
     clock: Callable[[], float] = time.monotonic,
+    calm: Callable[[Sequence[Server]], object] = lambda servers: None,
     schedule: Callable[[int], Schedule] | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_turn: Callable[[Turn], None] | None = None,
 ) -> Finding:
-    """Rounds until there are `rounds` that count or `clock` says `until`, but as many as a verdict needs in any case.
+    """Rounds until there are `pairs` that count or `clock` says `until`, but as many as a verdict needs in any case.
 
-    `schedule`: another load than the exhibit's. Raises Fault: a server did not start or could not be asked.
+    `schedule`: another load than the exhibit's. `calm` returns once the servers are idle. Raises Fault: a server did
+    not start or could not be asked.
     """
     began = clock()
-    rng = random.Random(f"{exhibit.switch} {seed}")
-    made = schedule or exhibit.schedule
-    counted: list[Round] = []
+    bout = _Bout(exhibit, start, load, slo, random.Random(f"{exhibit.switch} {seed}"), calm, schedule, seed * 1000)
+    counted: list[Turn] = []
     dropped: list[str] = []
-    _round(exhibit, start, load, made(seed * 1000), rng, slo)  # warms up
-    most_dropped = rounds
-    while len(counted) < rounds and len(dropped) < most_dropped:
+    while len(counted) < pairs and len(dropped) < pairs:
         if clock() >= until and len(counted) >= MIN_PAIRS:
             break
-        one = _round(exhibit, start, load, made(seed * 1000 + 1 + len(counted) // 2), rng, slo)
-        if on_round is not None:
-            on_round(one)
-        if one.invalid:
-            dropped.append("; ".join(one.invalid))
-        else:
-            counted.append(one)
+        for one in bout.round():
+            if on_turn is not None:
+                on_turn(one)
+            if one.invalid:
+                dropped.append("; ".join(one.invalid))
+            else:
+                counted.append(one)
     return conclude(exhibit, counted, dropped, slo, clock() - began, seed)
 
 
-def _round(exhibit: Exhibit, start: Start, load: Load, schedule: Schedule, rng: random.Random, slo: Slo) -> Round:
-    legs: dict[bool, Leg] = {}
-    for on in rng.sample((True, False), 2):
-        with start(on) as server, killing(server, exhibit.kill_after_s):
-            ran = load(server, schedule, exhibit.drain_s)
-        legs[on] = reduce(exhibit.primary, ran, slo)
-    return Round(schedule.seed, legs[True], legs[False])
+class _Bout:
+    """The rounds of one switch."""
+
+    def __init__(
+        self,
+        exhibit: Exhibit,
+        start: Start,
+        load: Load,
+        slo: Slo,
+        rng: random.Random,
+        calm: Callable[[Sequence[Server]], object],
+        schedule: Callable[[int], Schedule] | None,
+        seed: int,
+    ) -> None:
+        self._exhibit = exhibit
+        self._start = start
+        self._load = load
+        self._slo = slo
+        self._rng = rng
+        self._calm = calm
+        self._schedule = schedule or exhibit.schedule
+        self._seed = seed
+        self._rounds = 0
+
+    def round(self) -> Iterator[Turn]:
+        """Two new servers, and as many pairs as the exhibit has in a round; a warm-up before the first of all."""
+        order = self._rng.sample((True, False), 2)
+        with self._start(True) as on, self._start(False) as off:
+            servers = {True: on, False: off}
+            if not self._rounds:
+                self._turn(servers, order)
+            self._rounds += 1
+            for _ in range(self._exhibit.turns):
+                yield self._turn(servers, order)
+                order.reverse()
+
+    def _turn(self, servers: Mapping[bool, Server], order: Sequence[bool]) -> Turn:
+        schedule = self._schedule(self._seed)
+        self._seed += 1
+        legs: dict[bool, Leg] = {}
+        for which in order:
+            self._calm(list(servers.values()))  # what one side does when it is done is not the other's load
+            with killing(servers[which], self._exhibit.kill_after_s):
+                ran = self._load(servers[which], schedule, self._exhibit.drain_s)
+            legs[which] = reduce(self._exhibit.primary, ran, self._slo)
+        return Turn(self._rounds, legs[True], legs[False])
 
 
 @contextlib.contextmanager
@@ -239,7 +279,7 @@ def _in_time(one: RequestFigures, deadline: float | None) -> bool:
 
 
 def conclude(
-    exhibit: Exhibit, counted: Sequence[Round], dropped: Sequence[str], slo: Slo, took_s: float, seed: int
+    exhibit: Exhibit, counted: Sequence[Turn], dropped: Sequence[str], slo: Slo, took_s: float, seed: int
 ) -> Finding:
     """The row of a switch."""
     scale: Scale = "difference" if exhibit.primary.figure == "in_time" else "ratio"
@@ -248,7 +288,7 @@ def conclude(
     return Finding(
         exhibit=exhibit,
         slo=slo.name,
-        rounds=len(counted),
+        pairs=len(counted),
         dropped=tuple(dropped),
         middle_on=_middle([one.on.value for one in counted]),
         middle_off=_middle([one.off.value for one in counted]),
@@ -259,14 +299,19 @@ def conclude(
     )
 
 
-def repeats(counted: Sequence[Round]) -> list[Pair]:
-    """A/A: rounds of one schedule, on against on and off against off, each of two processes."""
-    by_seed: dict[int, list[Round]] = {}
+def repeats(counted: Sequence[Turn]) -> list[Pair]:
+    """A/A: on against on and off against off, of neighbouring pairs of one round.
+
+    Where a round has one pair, of neighbouring rounds.
+    """
+    rounds: dict[int, list[Turn]] = {}
     for one in counted:
-        by_seed.setdefault(one.seed, []).append(one)
+        rounds.setdefault(one.round, []).append(one)
+    groups = list(rounds.values()) if any(len(found) > 1 for found in rounds.values()) else [list(counted)]
     return [
         Pair(getattr(first, which).value, getattr(second, which).value)
-        for first, second in (found[:2] for found in by_seed.values() if len(found) > 1)
+        for found in groups
+        for first, second in pairwise(found)
         for which in ("on", "off")
     ]
 

@@ -65,6 +65,8 @@ class Exhibit:
     settings: Mapping[str, str] = field(default_factory=dict)
     """More of the server's settings, on both sides."""
     drain_s: float = 30.0
+    turns: int = 2
+    """Pairs in a round, between a start and a stop of the servers. 1 where a server is not the same afterwards."""
     kill_after_s: float | None = None
     """The engine's process is killed so long after the start of the load."""
 
@@ -169,8 +171,7 @@ def _flood(rng: random.Random) -> Iterable[Planned]:
         yield _ask(rng, at=None, new=10, tokens=2, tag="product", system=system)
     for _ in range(4):
         yield _ask(rng, at=None, new=380, tokens=2, tag="others")
-    for _ in range(3):
-        yield _ask(rng, at=None, new=10, tokens=2, tag="again", system=system)
+    yield _ask(rng, at=None, new=10, tokens=2, tag="again", system=system)
 
 
 def _in_turn(rng: random.Random) -> Iterable[Planned]:
@@ -207,11 +208,14 @@ def _copy(rng: random.Random) -> Iterable[Planned]:
 
 
 def _alone(rng: random.Random) -> Iterable[Planned]:
-    yield _ask(rng, at=None, new=12, tokens=260, tag="reader")
+    yield _ask(rng, at=None, new=12, tokens=120, tag="reader")
 
 
 def _wide(rng: random.Random) -> Iterable[Planned]:
-    yield _ask(rng, at=0.0, new=900, tokens=4, tag="long")
+    for _ in range(3):
+        yield _ask(rng, at=None, new=8, tokens=2, tag="before", system=words(rng, 400))
+    for _ in range(6):
+        yield _ask(rng, at=None, new=60, tokens=8, tag="chat")
 
 
 def _everyday(rng: random.Random) -> Iterable[Planned]:
@@ -221,7 +225,10 @@ def _everyday(rng: random.Random) -> Iterable[Planned]:
         at += rng.expovariate(2.5)
 
 
-TIERS_SMALL = {"tiers.ram_mib": "16", "tiers.ssd_mib": "0", "engine.idle_cells": "512"}
+LITTLE_MEMORY = {
+    "tiers.ram_mib": "16", "tiers.ssd_mib": "0", "engine.idle_cells": "512", "templates.look_s": "0.2",
+}  # fmt: skip
+"""What pushes a prefix out, and the look that pins it, happen within seconds instead of minutes."""
 
 EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit(
@@ -261,7 +268,8 @@ EXHIBITS: tuple[Exhibit, ...] = (
         _flood,
         Primary("ttft", "p50", "again"),
         users=1,
-        settings=TIERS_SMALL,
+        settings=LITTLE_MEMORY,
+        turns=1,
     ),
     Exhibit(
         "optimizations.tiers",
@@ -275,6 +283,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "the engine's process is killed under four streams",
         _readers,
         Primary("in_time", "share", "reader"),
+        turns=1,
         kill_after_s=WARMUP_S + 1.0,
     ),
     Exhibit(
@@ -291,6 +300,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         Primary("tpot", "mean", "reader"),
         users=1,
         settings={"optimizations.speculation": "false"},
+        turns=6,
     ),
     Exhibit(
         "engine.prefix_cache",
@@ -301,9 +311,10 @@ EXHIBITS: tuple[Exhibit, ...] = (
     ),
     Exhibit(
         "engine.flash_attention",
-        "a prompt of 900 tokens alone",
+        "short chats beside three conversations of 400 tokens that are kept for their next turn",
         _wide,
-        Primary("ttft", "p50", "long"),
+        Primary("ttft", "p50", "chat"),
+        users=1,
     ),
 )
 

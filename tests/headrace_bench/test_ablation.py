@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from headrace_bench.ablation import Leg, Load, Round, ablate, conclude, deadline, killing, reduce, repeats
+from headrace_bench.ablation import Leg, Load, Turn, ablate, conclude, deadline, killing, reduce, repeats
 from headrace_bench.client.run import Run
 from headrace_bench.client.target import Target
 from headrace_bench.exhibits import Exhibit, Primary, exhibit
@@ -73,7 +73,7 @@ def measured(
         ttft = base * rng.lognormvariate(0.0, noise)
         return ran(schedule, lambda planned: record(planned, ttft), *invalid(next(runs)))
 
-    settings: dict[str, Any] = {"slo": CHAT, "rounds": 8, "until": 1e9, **more}
+    settings: dict[str, Any] = {"slo": CHAT, "pairs": 8, "until": 1e9, **more}
     found = ablate(PLAIN, lambda side: cast("Server", Fake(side, started)), cast("Load", load), **settings)
     return found, started, seeds
 
@@ -81,9 +81,9 @@ def measured(
 def test_a_switch_that_halves_ttft_helps() -> None:
     found, started, _ = measured(0.1, 0.2)
     assert found.verdict == "helps"
-    assert found.rounds == 8
+    assert found.pairs == 8
     assert found.comparison.ratio == pytest.approx(0.5, rel=0.1)
-    assert started.count(True) == started.count(False) == 9  # one round warms up
+    assert started.count(True) == started.count(False) == 4  # two pairs a round
 
 
 def test_one_that_doubles_it_hurts_and_none_makes_no_difference() -> None:
@@ -91,36 +91,49 @@ def test_one_that_doubles_it_hurts_and_none_makes_no_difference() -> None:
     assert measured(0.1, 0.1)[0].verdict == "no difference"
 
 
-def test_two_rounds_share_a_schedule_and_both_sides_of_a_round_do() -> None:
-    _, _, seeds = measured(0.1, 0.2, rounds=6)
-    assert seeds == [1000, 1000, 1001, 1001, 1001, 1001, 1002, 1002, 1002, 1002, 1003, 1003, 1003, 1003]
+def test_each_pair_has_text_of_its_own_and_both_sides_the_same() -> None:
+    _, _, seeds = measured(0.1, 0.2, pairs=6)
+    assert seeds == [seed for seed in range(1000, 1007) for _ in range(2)]
 
 
-def test_the_order_within_a_round_is_drawn() -> None:
-    _, started, _ = measured(0.1, 0.2, rounds=12)
-    firsts = started[::2]
-    assert {True, False} == set(firsts)
+def test_the_order_is_drawn_for_a_round_and_turns_within_it() -> None:
+    asked: list[bool] = []
+
+    def load(server: Server, schedule: Schedule, drain_s: float) -> Run:
+        asked.append(cast("Fake", server).on)
+        return ran(schedule, lambda planned: record(planned, 0.1))
+
+    ablate(PLAIN, lambda side: cast("Server", Fake(side, [])), cast("Load", load), slo=CHAT, pairs=24, until=1e9)
+    rounds = [asked[i : i + 4] for i in range(2, len(asked), 4)]
+    assert all(one[:2] == one[:1:-1] for one in rounds)  # on off off on, or off on on off
+    assert {one[0] for one in rounds} == {True, False}
 
 
-def test_a_round_that_the_machine_disturbed_is_dropped_for_both_and_replaced() -> None:
-    found, _, _ = measured(0.1, 0.2, invalid=lambda run: ("lag p99 is 20 ms",) if run == 3 else ())
-    assert found.rounds == 8
+def test_a_leg_begins_when_both_servers_are_idle() -> None:
+    calmed: list[int] = []
+    measured(0.1, 0.2, pairs=6, calm=lambda servers: calmed.append(len(servers)))
+    assert calmed == [2] * 14
+
+
+def test_a_pair_that_the_machine_disturbed_is_dropped_for_both_and_replaced() -> None:
+    found, _, _ = measured(0.1, 0.2, invalid=lambda run: ("lag p99 is 20 ms",) if run == 5 else ())
+    assert found.pairs == 9  # whole rounds, of two pairs each
     assert found.dropped == ("lag p99 is 20 ms",)
 
 
-def test_a_machine_that_is_always_disturbed_ends_the_rounds() -> None:
+def test_a_machine_that_is_always_disturbed_ends_it() -> None:
     found, _, _ = measured(0.1, 0.2, invalid=lambda _: ("busy",))
-    assert found.rounds == 0
+    assert found.pairs == 0
     assert found.verdict == "too few"
     assert len(found.dropped) == 8
 
 
-def test_time_that_is_up_ends_it_after_the_least_number_of_rounds() -> None:
-    found, _, _ = measured(0.1, 0.2, until=0.0, clock=lambda: 1.0, rounds=20)
-    assert found.rounds == 6
+def test_time_that_is_up_ends_it_after_the_least_number_of_pairs() -> None:
+    found, _, _ = measured(0.1, 0.2, until=0.0, clock=lambda: 1.0, pairs=20)
+    assert found.pairs == 6
 
 
-def test_noise_between_processes_of_one_kind_is_the_floor() -> None:
+def test_noise_between_runs_of_one_side_is_the_floor() -> None:
     quiet, loud = measured(0.1, 0.1, noise=0.01)[0], measured(0.1, 0.1, noise=0.3)[0]
     assert quiet.comparison.floor is not None
     assert loud.comparison.floor is not None
@@ -131,9 +144,14 @@ def leg(value: float | None) -> Leg:
     return Leg(value=value, seen=(), good=1, scheduled=1, failed=0, invalid=())
 
 
-def test_rounds_of_one_schedule_are_the_a_a_pairs() -> None:
-    rounds = [Round(1, leg(1.0), leg(5.0)), Round(1, leg(2.0), leg(6.0)), Round(2, leg(3.0), leg(7.0))]
-    assert [(pair.a, pair.b) for pair in repeats(rounds)] == [(1.0, 2.0), (5.0, 6.0)]
+def test_neighbours_of_one_round_are_the_a_a_pairs() -> None:
+    turns = [Turn(1, leg(1.0), leg(5.0)), Turn(1, leg(2.0), leg(6.0)), Turn(2, leg(3.0), leg(7.0))]
+    assert [(pair.a, pair.b) for pair in repeats(turns)] == [(1.0, 2.0), (5.0, 6.0)]
+
+
+def test_where_a_round_has_one_pair_its_neighbours_are() -> None:
+    turns = [Turn(1, leg(1.0), leg(5.0)), Turn(2, leg(2.0), leg(6.0))]
+    assert [(pair.a, pair.b) for pair in repeats(turns)] == [(1.0, 2.0), (5.0, 6.0)]
 
 
 def test_nothing_measured_is_no_figure() -> None:
@@ -219,4 +237,4 @@ def test_a_server_that_does_not_start_is_a_fault_of_this_switch() -> None:
         raise Fault("no")
 
     with pytest.raises(Fault, match="no"):
-        ablate(PLAIN, start, cast("Load", None), slo=CHAT, rounds=6, until=0.0)
+        ablate(PLAIN, start, cast("Load", None), slo=CHAT, pairs=6, until=0.0)

@@ -19,7 +19,7 @@ from headrace_bench.report.table import Table
 
 HEADS = (
     "switch", "figure", "on", "off", "on against off", "A/A floor", "verdict", "TTFT p50", "TTFT p95", "TTFT p99",
-    "gap p99", "stalled", "in SLO", "rounds",
+    "gap p99", "stalled", "in SLO", "pairs",
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def row(found: Finding) -> dict[str, Any]:
         "p": effect.p,
         "floor": scaled(effect.floor),
         "verdict": found.verdict,
-        "rounds": found.rounds,
+        "pairs": found.pairs,
         "dropped": list(found.dropped),
         "slo": found.slo,
         "sides": {name: _side(side) for name, side in (("on", found.on), ("off", found.off))},
@@ -106,7 +106,7 @@ def cells(one: Mapping[str, Any]) -> list[str]:
         _both(on["gap_ms"], off["gap_ms"], "p99"),
         f"{share(_value(on['stalled']))} / {share(_value(off['stalled']))}",
         f"{share(_value(on['goodput']))} / {share(_value(off['goodput']))}",
-        f"{one['rounds']}" + (f" (and {len(one['dropped'])} dropped)" if one["dropped"] else ""),
+        f"{one['pairs']}" + (f" (and {len(one['dropped'])} dropped)" if one["dropped"] else ""),
     ]
 
 

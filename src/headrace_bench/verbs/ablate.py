@@ -26,6 +26,7 @@ from headrace_bench.exhibits import SWITCHES, Exhibit, Primary, exhibit
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures.paired import MIN_PAIRS
 from headrace_bench.lab import HEADRACE, Lab
+from headrace_bench.listener import settle
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.report import ablations
 from headrace_bench.report.folder import without_keys
@@ -35,7 +36,7 @@ from headrace_bench.server import NotReady, Server
 from headrace_bench.verbs import flags
 
 MINUTES = 25.0
-ROUNDS = 10
+PAIRS = 12
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +45,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--switches", default="", metavar="A,B", help=f"by default {', '.join(SWITCHES)}")
     parser.add_argument("--list", action="store_true", help="the switches, what is done and what decides; no more")
     parser.add_argument(
-        "--rounds", type=flags.count, default=ROUNDS, help=f"pairs for each, {MIN_PAIRS} at least ({ROUNDS})"
+        "--pairs", type=flags.count, default=PAIRS, help=f"for each switch, {MIN_PAIRS} at least ({PAIRS})"
     )
     parser.add_argument(
         "--minutes", type=flags.number(0, above=True), default=MINUTES,
-        help=f"for all switches together, as long as each gets {MIN_PAIRS} rounds ({MINUTES:g})",
+        help=f"for all switches together, as long as each gets {MIN_PAIRS} pairs ({MINUTES:g})",
     )  # fmt: skip
     parser.add_argument("--threads", type=flags.count, default=len(os.sched_getaffinity(0)), help="of the engine")
     parser.add_argument("--headrace-args", default="", metavar="FLAGS", help="more for both servers, in one argument")
@@ -88,8 +89,8 @@ def _exhibits(asked: argparse.Namespace) -> list[Exhibit]:
     for name in names:
         if "." not in name:
             raise Misuse(f"--switches {name}: a switch reads SECTION.NAME, for example {next(iter(SWITCHES))}")
-    if asked.rounds < MIN_PAIRS:
-        raise Misuse(f"--rounds {asked.rounds}: below {MIN_PAIRS} no difference can be told from chance")
+    if asked.pairs < MIN_PAIRS:
+        raise Misuse(f"--pairs {asked.pairs}: below {MIN_PAIRS} no difference can be told from chance")
     return [exhibit(name) for name in names]
 
 
@@ -116,11 +117,12 @@ def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, until: float) -> dic
             starting(lab, one, shlex.split(asked.headrace_args)),
             load,
             slo=flags.slo_of(asked),
-            rounds=asked.rounds,
+            pairs=asked.pairs,
             until=until,
             seed=asked.seed,
+            calm=lambda servers: settle([server.cpu for server in servers]),
             schedule=own,
-            on_round=_progress(one),
+            on_turn=_progress(one),
         )
     except (NotReady, Fault, OSError) as error:
         return ablations.failed(one.switch, " ".join(str(error).split())[:300])
@@ -144,8 +146,8 @@ def load(server: Server, schedule: Schedule, drain_s: float) -> Run:
     return run_load(target, schedule, drain_s=drain_s)
 
 
-def _progress(one: Exhibit) -> Callable[[ablation.Round], None]:
-    def show(made: ablation.Round) -> None:
+def _progress(one: Exhibit) -> Callable[[ablation.Turn], None]:
+    def show(made: ablation.Turn) -> None:
         def text(value: float | None) -> str:
             return "none" if value is None else f"{value:.4f}"
 
@@ -158,5 +160,5 @@ def _progress(one: Exhibit) -> Callable[[ablation.Round], None]:
 def _told(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return f"{row['switch']}: not measured: {row['failed']}"
-    measured = f"{row['figure']} {ablations.effect(row)}, {row['rounds']} rounds, {row['took_s']:.0f} s"
+    measured = f"{row['figure']} {ablations.effect(row)}, {row['pairs']} pairs, {row['took_s']:.0f} s"
     return f"{row['switch']}: {row['verdict']}: {measured}"

@@ -30,9 +30,7 @@ def add(parser: argparse.ArgumentParser, rounds: int) -> None:
     """The flags of all three."""
     parser.add_argument("--model", type=Path, help="GGUF file for all sides")
     parser.add_argument("--llama-server", type=Path, help="a peer's program, instead of the one that `peers` installed")
-    parser.add_argument(
-        "--server-py", type=Path, help="likewise llama-cpp-python's example server: its source"
-    )
+    parser.add_argument("--server-py", type=Path, help="likewise llama-cpp-python's example server: its source")
     parser.add_argument("--peer-python", type=Path, default=Path(sys.executable), help="what runs --server-py")
     parser.add_argument("--peerload", type=Path, help="the neutral load client")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace_bench.ablation import Leg, Round, conclude
+from headrace_bench.ablation import Leg, Turn, conclude
 from headrace_bench.exhibits import SWITCHES
 from headrace_bench.figures.slo import parse
 from headrace_bench.report import ablations
@@ -15,8 +15,8 @@ def leg(value: float) -> Leg:
 
 
 def row(switch: str, on: float, off: float) -> dict[str, object]:
-    rounds = [Round(i // 2, leg(on * (1 + i / 100)), leg(off * (1 + i / 90))) for i in range(8)]
-    return ablations.row(conclude(SWITCHES[switch], rounds, ["busy"], parse("chat"), 61.25, 1))
+    turns = [Turn(i // 2, leg(on * (1 + i / 100)), leg(off * (1 + i / 90))) for i in range(8)]
+    return ablations.row(conclude(SWITCHES[switch], turns, ["busy"], parse("chat"), 61.25, 1))
 
 
 def test_times_are_in_ms_and_the_effect_is_a_ratio() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from headrace_bench import ablation
 from headrace_bench.__main__ import main
-from headrace_bench.ablation import Leg, Round, conclude
+from headrace_bench.ablation import Leg, Turn, conclude
 from headrace_bench.exhibits import Exhibit
 from headrace_bench.figures.slo import Slo
 from headrace_bench.lab import Lab
@@ -32,8 +32,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append({"switch": exhibit.switch, "start": start, "exhibit": exhibit, **more})
         if exhibit.switch == "engine.broken":
             raise NotReady("it did not become ready:\n no such setting")
-        rounds = [Round(i // 2, *(Leg(v * (1 + i / 100), (), 1, 1, 0, ()) for v in (0.1, 0.2))) for i in range(8)]
-        return conclude(exhibit, rounds, (), slo, 1.0, 1)
+        turns = [Turn(i // 2, *(Leg(v * (1 + i / 100), (), 1, 1, 0, ()) for v in (0.1, 0.2))) for i in range(8)]
+        return conclude(exhibit, turns, (), slo, 1.0, 1)
 
     monkeypatch.setattr(ablation, "ablate", fake)
     return asked
@@ -102,7 +102,7 @@ def test_both_sides_differ_in_the_switch_alone(model: Path, tmp_path: Path, quic
         (["ablate"], "--gguf: which model file?"),
         (["ablate", "--gguf", "nowhere.gguf"], "--gguf nowhere.gguf: there is no such file"),
         (["ablate", "--switches", "tiers"], "a switch reads SECTION.NAME"),
-        (["ablate", "--rounds", "3"], "--rounds 3: below 6"),
+        (["ablate", "--pairs", "3"], "--pairs 3: below 6"),
     ],
 )
 def test_misuse_is_one_line(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
