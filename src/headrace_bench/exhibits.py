@@ -153,7 +153,7 @@ def _full_batch(rng: random.Random) -> Iterable[Planned]:
 
 
 def _one_beginning(rng: random.Random) -> Iterable[Planned]:
-    system = words(rng, 90)
+    system = words(rng, 120)
     for i in range(8):
         yield _ask(rng, at=0.01 * i, new=10, tokens=4, tag="user", system=system)
 
@@ -251,7 +251,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     ),
     Exhibit(
         "optimizations.await_prefix",
-        "eight people come at once with one new system prompt of 90 tokens",
+        "eight people come at once with one new system prompt of 120 tokens",
         _one_beginning,
         Primary("ttft", "p50", "user"),
     ),
