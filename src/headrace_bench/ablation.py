@@ -1,15 +1,16 @@
 """What a switch is worth: the same server with it and without it, in turn.
 
-    round 1   start both    [on off] [off on]    stop both        each bracket a pair, on text of its own
-    round 2   start both    [off on] [on off]    stop both
+    round 1   start both    [on off] [off on]    stop both        two pairs of one schedule, each with text of its own
+    round 2   start both    [off on] [on off]    stop both        the next schedule
                                └───── log(on / off) of a pair ─────┘
-                             on against on, off against off, from one pair to the next ── the A/A floor
+                             on against on, off against off, of the two pairs of a schedule ── the A/A floor
 
 Rules: the sides of a pair follow each other within seconds, because a shared machine is fast for a minute and slow for
 the next; the order of the first pair of a round is drawn and turns with each one after it; servers are new in each
 round, so that a process that is slow for as long as it runs is one of many; a leg begins when both servers are idle; a
-pair in which the client or the machine was not in order on either side is dropped, and only their signals decide that;
-one pair before the first warms up and is not counted; p99s are of all legs of a side together, never averaged.
+pair in which the client or the machine was not in order on either side, or the server that was not asked did not rest,
+is dropped, and only their signals decide that; without a floor nothing is claimed, and a gain that costs the SLO is
+called mixed; one pair before the first warms up and is not counted; p99s are of all legs of a side together.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from headrace_bench.client.run import Run
 from headrace_bench.exhibits import Exhibit, Primary
+from headrace_bench.fault import Fault
 from headrace_bench.figures import stats
 from headrace_bench.figures.definitions import RequestFigures, figures
 from headrace_bench.figures.paired import MIN_PAIRS, Comparison, Pair, Scale, compare, floor
@@ -33,11 +34,14 @@ from headrace_bench.figures.schema import Spread, Value
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.summary import pooled_spread, spread
 from headrace_bench.load.schedule import Schedule
+from headrace_bench.pairing import salted
 from headrace_bench.record import Record
 from headrace_bench.server import Server
 
 MS = 1000.0
 WORTH = {"better": "helps", "worse": "hurts"}
+RESTS = 0.05
+"""Cores that the server which is not asked may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Leg:
 class Turn:
     """A pair."""
 
-    round: int
+    seed: int
+    """Of its schedule, which two pairs have."""
     on: Leg
     off: Leg
 
@@ -98,13 +103,19 @@ class Finding:
     middle_off: float | None
     comparison: Comparison
     """On against off."""
+    guard: Comparison
+    """The same of the share of all scheduled requests within the SLO."""
     on: Side
     off: Side
     took_s: float
 
     @property
     def verdict(self) -> str:
-        """helps, hurts, no difference, too few."""
+        """helps, hurts, no difference, too few; mixed where it helps and fewer are within the SLO."""
+        if self.comparison.verdict in WORTH and self.comparison.floor is None:
+            return "too few"
+        if self.comparison.verdict == "better" and self.guard.verdict == "worse":
+            return "mixed"
         return WORTH.get(self.comparison.verdict, self.comparison.verdict)
 
 
@@ -172,39 +183,55 @@ class _Bout:
         self._calm = calm
         self._schedule = schedule or exhibit.schedule
         self._seed = seed
-        self._rounds = 0
+        self._turns = 0
 
     def round(self) -> Iterator[Turn]:
         """Two new servers, and as many pairs as the exhibit has in a round; a warm-up before the first of all."""
         order = self._rng.sample((True, False), 2)
         with self._start(True) as on, self._start(False) as off:
             servers = {True: on, False: off}
-            if not self._rounds:
-                self._turn(servers, order)
-            self._rounds += 1
+            if not self._turns:
+                self._turn(servers, order, self._seed)
             for _ in range(self._exhibit.turns):
-                yield self._turn(servers, order)
+                self._turns += 1
+                yield self._turn(servers, order, self._seed + (self._turns + 1) // 2)
                 order.reverse()
 
-    def _turn(self, servers: Mapping[bool, Server], order: Sequence[bool]) -> Turn:
-        schedule = self._schedule(self._seed)
-        self._seed += 1
+    def _turn(self, servers: Mapping[bool, Server], order: Sequence[bool], seed: int) -> Turn:
+        # The second pair of a schedule must not find its prompts in a cache.
+        schedule = salted(self._schedule(seed), self._rng.randrange(10**6))
         legs: dict[bool, Leg] = {}
         for which in order:
             self._calm(list(servers.values()))  # what one side does when it is done is not the other's load
-            with killing(servers[which], self._exhibit.kill_after_s):
+            with killing(servers[which], self._exhibit.kill_after_s), resting(servers[not which]) as noise:
                 ran = self._load(servers[which], schedule, self._exhibit.drain_s)
-            legs[which] = reduce(self._exhibit.primary, ran, self._slo)
-        return Turn(self._rounds, legs[True], legs[False])
+            leg = reduce(self._exhibit.primary, ran, self._slo)
+            legs[which] = replace(leg, invalid=(*leg.invalid, *noise))
+        return Turn(seed, legs[True], legs[False])
+
+
+@contextlib.contextmanager
+def resting(server: Server, clock: Callable[[], float] = time.monotonic) -> Iterator[list[str]]:
+    """Gives a list which says afterwards what is wrong with a server that was not to do anything meanwhile."""
+    noise: list[str] = []
+    before, began = server.cpu(), clock()
+    yield noise
+    cores = (server.cpu() - before) / max(clock() - began, 1e-3)
+    if cores > RESTS:
+        noise.append(f"{server.name} was to be idle and used {cores:.2f} cores")
 
 
 @contextlib.contextmanager
 def killing(server: Server, after_s: float | None) -> Iterator[None]:
-    """Kills the server's engine process `after_s` seconds from now, once; nothing for None. ValueError: it has none."""
+    """Kills the server's engine process `after_s` seconds from now, once; not for None. Raises Fault: it has none."""
     if after_s is None:
         yield
         return
-    timer = threading.Timer(after_s, _kill, (server.biggest_child(),))
+    try:
+        engine = server.biggest_child()
+    except (ValueError, OSError):
+        raise Fault(f"{server.name} has no process of an engine that could be killed") from None
+    timer = threading.Timer(after_s, _kill, (engine,))
     timer.start()
     try:
         yield
@@ -220,7 +247,12 @@ def _kill(pid: int) -> None:
 def reduce(primary: Primary, ran: Run, slo: Slo) -> Leg:
     """What is kept of a run."""
     measured = [record for record in ran.records if record.phase == "measure"]
-    due = [planned for planned in ran.schedule.requests if planned.phase == "measure"]
+    begun = {record.index for record in measured}
+    due = [
+        planned
+        for planned in ran.schedule.requests
+        if planned.phase == "measure" and (planned.at is not None or ran.schedule.finite or planned.index in begun)
+    ]
     found = [figures(record) for record in measured]
     mine = [
         (record, one)
@@ -293,6 +325,7 @@ def conclude(
         middle_on=_middle([one.on.value for one in counted]),
         middle_off=_middle([one.off.value for one in counted]),
         comparison=compare(pairs, level, exhibit.primary.more_is_better, seed, scale=scale),
+        guard=compare([Pair(_kept(one.off), _kept(one.on)) for one in counted], None, True, seed, scale="difference"),
         on=side([one.on for one in counted]),
         off=side([one.off for one in counted]),
         took_s=took_s,
@@ -300,20 +333,19 @@ def conclude(
 
 
 def repeats(counted: Sequence[Turn]) -> list[Pair]:
-    """A/A: on against on and off against off, of neighbouring pairs of one round.
-
-    Where a round has one pair, of neighbouring rounds.
-    """
-    rounds: dict[int, list[Turn]] = {}
+    """A/A: on against on and off against off, of the two pairs of each schedule."""
+    schedules: dict[int, list[Turn]] = {}
     for one in counted:
-        rounds.setdefault(one.round, []).append(one)
-    groups = list(rounds.values()) if any(len(found) > 1 for found in rounds.values()) else [list(counted)]
+        schedules.setdefault(one.seed, []).append(one)
     return [
         Pair(getattr(first, which).value, getattr(second, which).value)
-        for found in groups
-        for first, second in pairwise(found)
+        for first, second in (found[:2] for found in schedules.values() if len(found) > 1)
         for which in ("on", "off")
     ]
+
+
+def _kept(leg: Leg) -> float | None:
+    return leg.good / leg.scheduled if leg.scheduled else None
 
 
 def side(legs: Sequence[Leg]) -> Side:

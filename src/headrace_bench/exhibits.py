@@ -87,7 +87,7 @@ class Exhibit:
             users=self.users,
             duration=LONGEST_S if self.users else max(last - WARMUP_S, 0.1),
             finite=self.users is not None,
-            warmup=0.0 if self.users else WARMUP_S,
+            warmup=WARMUP_S,
             requests=tuple(requests),
             notes=(self.load,),
         )

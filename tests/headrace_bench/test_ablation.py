@@ -5,12 +5,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from headrace_bench.ablation import Leg, Load, Turn, ablate, conclude, deadline, killing, reduce, repeats
+from headrace_bench.ablation import Leg, Load, Turn, ablate, conclude, deadline, killing, reduce, repeats, resting
 from headrace_bench.client.run import Run
 from headrace_bench.client.target import Target
 from headrace_bench.exhibits import Exhibit, Primary, exhibit
@@ -56,7 +58,12 @@ class Fake:
         self._started.append(self.on)
         return self
 
+    name = "fake"
+
     def __exit__(self, *_: object) -> None: ...
+
+    def cpu(self) -> float:
+        return 0.0
 
 
 def measured(
@@ -91,9 +98,18 @@ def test_one_that_doubles_it_hurts_and_none_makes_no_difference() -> None:
     assert measured(0.1, 0.1)[0].verdict == "no difference"
 
 
-def test_each_pair_has_text_of_its_own_and_both_sides_the_same() -> None:
-    _, _, seeds = measured(0.1, 0.2, pairs=6)
-    assert seeds == [seed for seed in range(1000, 1007) for _ in range(2)]
+def test_two_pairs_have_one_schedule_and_each_text_of_its_own() -> None:
+    openings: list[tuple[int, str]] = []
+
+    def load(server: Server, schedule: Schedule, drain_s: float) -> Run:
+        openings.append((schedule.seed, schedule.requests[1].messages[0]["content"].split()[0]))
+        return ran(schedule, lambda planned: record(planned, 0.1))
+
+    ablate(PLAIN, lambda side: cast("Server", Fake(side, [])), cast("Load", load), slo=CHAT, pairs=6, until=1e9)
+    pairs = list(zip(openings[::2], openings[1::2], strict=True))
+    assert all(first == second for first, second in pairs)  # both sides the same
+    assert [seed for (seed, _), _ in pairs] == [1000, 1001, 1001, 1002, 1002, 1003, 1003]
+    assert len({salt for (_, salt), _ in pairs}) == 7
 
 
 def test_the_order_is_drawn_for_a_round_and_turns_within_it() -> None:
@@ -144,14 +160,58 @@ def leg(value: float | None) -> Leg:
     return Leg(value=value, seen=(), good=1, scheduled=1, failed=0, invalid=())
 
 
-def test_neighbours_of_one_round_are_the_a_a_pairs() -> None:
+def test_the_two_pairs_of_a_schedule_are_the_a_a_pairs() -> None:
     turns = [Turn(1, leg(1.0), leg(5.0)), Turn(1, leg(2.0), leg(6.0)), Turn(2, leg(3.0), leg(7.0))]
     assert [(pair.a, pair.b) for pair in repeats(turns)] == [(1.0, 2.0), (5.0, 6.0)]
 
 
-def test_where_a_round_has_one_pair_its_neighbours_are() -> None:
-    turns = [Turn(1, leg(1.0), leg(5.0)), Turn(2, leg(2.0), leg(6.0))]
-    assert [(pair.a, pair.b) for pair in repeats(turns)] == [(1.0, 2.0), (5.0, 6.0)]
+def test_without_a_floor_nothing_is_claimed() -> None:
+    turns = [Turn(i, leg(1.0 + i / 100), leg(2.0 + i / 90)) for i in range(8)]
+    found = conclude(PLAIN, turns, [], CHAT, 0.0, 1)
+    assert found.comparison.verdict == "better"
+    assert found.verdict == "too few"
+
+
+def test_a_gain_that_costs_the_slo_is_mixed() -> None:
+    turns = [
+        Turn(i // 2, replace(leg(1.0 + i / 100), good=2, scheduled=4), replace(leg(2.0 + i / 90), good=4, scheduled=4))
+        for i in range(8)
+    ]
+    assert conclude(PLAIN, turns, [], CHAT, 0.0, 1).verdict == "mixed"
+
+
+def test_a_server_that_does_not_rest_while_the_other_is_asked_spoils_the_pair() -> None:
+    seconds = iter((1.0, 1.5))
+
+    class Busy:
+        name = "off"
+
+        def cpu(self) -> float:
+            return next(seconds)
+
+    with resting(cast("Server", Busy()), clock=iter((0.0, 5.0)).__next__) as noise:
+        assert not noise
+    assert noise == ["off was to be idle and used 0.10 cores"]
+
+
+def test_of_an_endless_closed_loop_only_what_was_begun_is_due() -> None:
+    schedule = msgspec.structs.replace(in_time().schedule(1), users=2)
+    requests = tuple(msgspec.structs.replace(one, at=None) for one in schedule.requests)
+    schedule = msgspec.structs.replace(schedule, requests=requests)
+    done = ran(schedule, lambda planned: record(planned, 0.1))
+    done = Run(done.schedule, done.records[:3], done.health, done.target, done.wall)
+    assert reduce(PLAIN.primary, done, CHAT).scheduled == 2
+
+
+def test_a_server_without_an_engine_process_is_a_fault() -> None:
+    class Alone:
+        name = "on"
+
+        def biggest_child(self) -> int:
+            raise ValueError
+
+    with pytest.raises(Fault, match="on has no process of an engine"), killing(cast("Server", Alone()), 1.0):
+        pass
 
 
 def test_nothing_measured_is_no_figure() -> None:
