@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace_bench.client.health import Machine, judge
+from headrace_bench.client.health import Machine, Sample, judge
 from headrace_bench.client.run import Run
 from headrace_bench.client.run import run as run_load
 from headrace_bench.client.target import Target
 from headrace_bench.duel import INTERRUPTED
 from headrace_bench.duel import ask as ask_target
-from headrace_bench.fault import Fault
+from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures import search
 from headrace_bench.figures.backlog import Backlog, backlog
 from headrace_bench.figures.definitions import figures
@@ -84,7 +84,8 @@ def capacity(
     clock: Callable[[], float] = time.monotonic,
     on_point: Callable[[Point], None] | None = None,
 ) -> Found:
-    """Points until the search ends. Cut: the server went away, never answered, or the user interrupted it.
+    """Points until the search ends. Cut: the server went away, never answered, or the user interrupted it; or a load
+    cannot be drawn, as a short trace has no more to give. If that is the first one, it is what was asked for: Misuse.
 
     `settle` returns once the server is idle, or may be taken for it. Wall time stays below `goal.limit`, if a point's
     warm-up, drain and settling are within `goal.overhead`.
@@ -92,18 +93,25 @@ def capacity(
     found = Found(goal, slo, goal.whole)
     state = search.start(goal)
     while not isinstance(following := search.ask(state), End):
-        began = clock()
-        settle()
-        schedule = scheduler(following.load, following.seconds, seed + following.draw)
-        before = (state.good, state.scheduled)
-        seen = _measured(target, schedule, slo, goal, before, run, drain_s)
-        if seen.interrupted:
-            raise Cut(f"interrupted at {following.load:g}; what was measured is kept", found, INTERRUPTED)
-        point, outcome = _point(following, seen, slo, goal, before, clock() - began)
-        found.points.append(point)
-        if on_point is not None:
-            on_point(point)
-        _alive(target, seen, found, check)
+        try:
+            began = clock()
+            settle()
+            schedule = scheduler(following.load, following.seconds, seed + following.draw)
+            before = (state.good, state.scheduled)
+            seen = _measured(target, schedule, slo, goal, before, run, drain_s)
+            if seen.interrupted:
+                raise KeyboardInterrupt
+            point, outcome = _point(following, seen, slo, goal, before, clock() - began)
+            found.points.append(point)
+            if on_point is not None:
+                on_point(point)
+            _alive(target, seen, found, check)
+        except KeyboardInterrupt:  # wherever it comes: while settling and keeping too
+            raise Cut(f"interrupted at {following.load:g}; what was measured is kept", found, INTERRUPTED) from None
+        except Misuse as misuse:
+            if not found.points:
+                raise
+            raise Cut(f"it ended at {following.load:g}; what was measured is kept: {misuse}", found) from misuse
         state = search.told(state, outcome)
     found.end = following
     return found
@@ -130,7 +138,8 @@ def _measured(
         # The run is gone with its own watch over the machine: how late it sent, and what it used, has to do.
         records = tuple(sorted(watch.records, key=lambda record: record.index))
         until = max(record.closed or record.dispatched for record in records)
-        machine = Machine((), (time.process_time() - cpu) / max(until, 0.001), (), os.getloadavg()[0], None)
+        looks = (Sample(0.0, None, 0.0), Sample(max(until, 0.001), None, time.process_time() - cpu))
+        machine = Machine(looks, (), os.getloadavg()[0], None)
         return _Seen(schedule, records, judge(schedule, records, machine, until), stopped=True)
 
 

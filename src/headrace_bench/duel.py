@@ -24,7 +24,7 @@ from headrace_bench.client.run import Run
 from headrace_bench.client.run import run as run_load
 from headrace_bench.client.target import Target
 from headrace_bench.client.target import check as check_target
-from headrace_bench.fault import Fault
+from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures.paired import MIN_PAIRS
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.trial import ANSWERED, FIGURES, Both, Figure, Kind, Place, Trial, reduce
@@ -113,7 +113,8 @@ def duel(
     calm: Callable[[], object] | None = None,
     on_run: Callable[[Trial, Run], None] | None = None,
 ) -> Duel:
-    """A against A for the noise floor, then A against B. Cut: a server went away, or never answered well.
+    """A against A for the noise floor, then A against B. Cut: a server went away, or never answered well; the user
+    interrupted it, wherever; something is in the way of a later pair, as a seed that draws no request.
 
     `floor_pairs`: half of `pairs` and at least 6 unless given, 0 for none; `floor`: pairs of an earlier duel of
     the same A under the same load, used instead of measuring it again. `on_run` is told of every run, those of
@@ -124,11 +125,18 @@ def duel(
         made.notes.append("whether the idle server was idle could not be checked: its processes are not seen from here")
     bout = _Bout(made, scheduler, drain_s, run, check, calm or (lambda: settle([a.cpu, b.cpu])), on_run)
     rng = np.random.default_rng(seed)
-    if floor is not None:
-        made.floor.extend(floor)
-    else:
-        bout.rounds("floor", (a, a), max(MIN_PAIRS, -(-pairs // 2)) if floor_pairs is None else floor_pairs, rng)
-    bout.rounds("pair", (a, b), pairs, rng)
+    try:
+        if floor is not None:
+            made.floor.extend(floor)
+        else:
+            bout.rounds("floor", (a, a), max(MIN_PAIRS, -(-pairs // 2)) if floor_pairs is None else floor_pairs, rng)
+        bout.rounds("pair", (a, b), pairs, rng)
+    except KeyboardInterrupt:  # outside a load: while settling, or keeping a run
+        raise Cut("interrupted between two runs; what was measured is kept", made, INTERRUPTED) from None
+    except Misuse as misuse:
+        if not bout.measured:
+            raise
+        raise Cut(f"it ended before its time; what was measured is kept: {misuse}", made) from misuse
     return made
 
 
@@ -153,6 +161,8 @@ class _Bout:
         self._calm = calm
         self._on_run = on_run
         self._answered: set[str] = set()
+        self.measured = 0
+        """Runs so far."""
 
     def rounds(self, kind: Kind, sides: tuple[Side, Side], wanted: int, rng: np.random.Generator) -> None:
         """All pairs of a kind, and once as many fresh ones as were dropped."""
@@ -186,6 +196,7 @@ class _Bout:
             before, began = _cpu(other), time.perf_counter()
             ran = self._run(side.target, schedule, drain_s=self._drain_s)
             after, ended = _cpu(other), time.perf_counter()
+        self.measured += 1
         trial = reduce(side.name, place, ran.schedule, ran.records, ran.health, self._made.slo, self._made.figures)
         if before is not None and after is not None and other.target.url != side.target.url:
             trial = _disturbed(trial, other, (after - before) / (ended - began))

@@ -51,6 +51,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     connected: float | None = None
     reused: bool = False
     """The connection was open already."""
+    resent: bool = False
+    """A kept connection turned out closed at once, so it was sent again on a new one; what follows is of that."""
     sent: float | None = None
     """The last byte of the request was handed to the kernel."""
     headers: float | None = None
@@ -85,10 +87,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     lag_p99: float | None
     lag_max: float | None
     loop_lag_p99: float
-    """How late a timer of the client's event loop fires."""
+    """How late a timer of the client's event loop fires, in the window."""
     loop_lag_max: float
     cpu: float
-    """CPU seconds of the client per second; 1 is one core."""
+    """CPU seconds of the client per second of the window; 1 is one core."""
     gc_pauses: int
     gc_longest: float
     load_average: float
@@ -97,6 +99,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     asked_rate: float | None
     """Requests per second that were due in the window, of an open loop."""
     sent_rate: float | None
-    """Requests per second that were dispatched in it."""
+    """Of these, requests per second that were dispatched, by the window's end and what may be late."""
     invalid: tuple[str, ...] = ()
     """Why the run does not count, a line each; empty: it does."""

@@ -10,6 +10,7 @@ that was cut short has no health, so nobody knows whether it counts, and it does
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,11 @@ class Recorded:
 
 
 def pair_up(a: Sequence[Path], b: Sequence[Path], slo: Slo) -> Recorded:
-    """Reads all folders. Misuse: one cannot be read, or is on both sides."""
+    """Reads all folders. Misuse: one cannot be read, is on both sides, or on one side twice."""
+    for side in (a, b):
+        twice = [path for path, count in Counter(path.resolve() for path in side).items() if count > 1]
+        if twice:
+            raise Misuse(f"--folders: {twice[0]} is given twice on a side; a run counts once")
     both = {path.resolve() for path in a} & {path.resolve() for path in b}
     if both:
         raise Misuse(f"--folders: {min(both)} is on both sides; a run says nothing against itself")

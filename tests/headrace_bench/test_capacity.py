@@ -11,7 +11,7 @@ import pytest
 from headrace_bench.capacity import Cut, Found, capacity
 from headrace_bench.client.run import Run
 from headrace_bench.client.target import Target
-from headrace_bench.fault import Fault
+from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures.point import winner
 from headrace_bench.figures.search import Goal
 from headrace_bench.figures.slo import Slo
@@ -112,6 +112,44 @@ def test_a_server_that_never_answers_well_ends_it_at_once() -> None:
 def test_an_interrupt_ends_it() -> None:
     with pytest.raises(Cut, match="interrupted at 2"):
         sought(Server(9.0, interrupted=True))
+
+
+@pytest.mark.parametrize("where", ["settle", "on_point", "check"])
+def test_an_interrupt_outside_a_load_keeps_what_was_measured(where: str) -> None:
+    calls = 0
+
+    def third(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    settle: Callable[[], object] = third if where == "settle" else lambda: None
+    on_point: Callable[..., None] | None = third if where == "on_point" else None
+    server = Server(9.0, outcome=lambda n: "connect" if where == "check" else "ok")  # so that it is checked
+    with pytest.raises(Cut, match=r"^interrupted at [28]; what was measured is kept$") as caught:
+        capacity(
+            A, asked, GOAL, CHAT, run=server.run, clock=lambda: 0.0, check=interrupts, settle=settle, on_point=on_point
+        )  # fmt: skip
+    assert caught.value.status == 130
+    assert len(caught.value.found.points) == {"settle": 2, "on_point": 3, "check": 1}[where]
+
+
+def interrupts(target: Target) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_load_that_cannot_be_drawn_ends_it() -> None:
+    def short(load: float, seconds: float, seed: int) -> Schedule:
+        if load > 4.0:
+            raise Misuse("the trace is too short")
+        return asked(load, seconds, seed)
+
+    with pytest.raises(Cut, match=r"^it ended at 8; what was measured is kept: the trace is too short$") as caught:
+        capacity(A, short, GOAL, CHAT, run=Server(99.0).run, check=lambda target: None, clock=lambda: 0.0)
+    assert (caught.value.status, len(caught.value.found.points)) == (1, 2)
+    with pytest.raises(Misuse, match="the trace is too short"):
+        capacity(A, short, replace(GOAL, low=8.0), CHAT, run=Server(99.0).run, check=lambda target: None)
 
 
 def test_the_clock_of_the_limit_is_wall_time() -> None:

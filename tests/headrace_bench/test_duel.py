@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import pytest
 from headrace_bench.client.run import Run
 from headrace_bench.client.target import Target
 from headrace_bench.duel import Cut, Side, duel
-from headrace_bench.fault import Fault
+from headrace_bench.fault import Fault, Misuse
 from headrace_bench.figures.trial import Trial
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.pairing import alike
@@ -132,6 +132,44 @@ def test_an_interrupt_ends_it() -> None:
 
     with pytest.raises(Cut, match="interrupted in floor pair 1"):
         duel(SLOW, FAST, schedule, pairs=3, run=run, check=fine)
+
+
+@pytest.mark.parametrize("where", ["calm", "on_run"])
+def test_an_interrupt_outside_a_load_keeps_what_was_measured(where: str) -> None:
+    calls = 0
+
+    def seventh(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            raise KeyboardInterrupt
+
+    calm: Callable[[], object] = seventh if where == "calm" else lambda: None
+    on_run: Callable[..., None] | None = seventh if where == "on_run" else None
+    with pytest.raises(Cut, match=r"^interrupted between two runs; what was measured is kept$") as caught:
+        duel(
+            SLOW, FAST, schedule, pairs=12, floor_pairs=1, run=servers().run, check=fine, calm=calm, on_run=on_run
+        )  # fmt: skip
+    assert caught.value.status == 130
+    made = caught.value.duel
+    assert (len(made.floor), len(made.pairs)) == (1, 2)
+
+
+def test_a_seed_that_draws_nothing_ends_it_and_what_was_measured_stays() -> None:
+    drawn = 0
+
+    def scheduler(seed: int) -> Schedule:
+        nonlocal drawn
+        drawn += 1
+        if drawn > 2:
+            raise Misuse("no request falls into the window")
+        return schedule(seed)
+
+    with pytest.raises(Cut, match="what was measured is kept: no request falls into the window") as caught:
+        duel(SLOW, FAST, scheduler, pairs=6, floor_pairs=0, run=servers().run, check=fine)
+    assert (caught.value.status, len(caught.value.duel.pairs)) == (1, 2)
+    with pytest.raises(Misuse, match="no request"):
+        duel(SLOW, FAST, scheduler, pairs=6, floor_pairs=0, run=servers().run, check=fine)
 
 
 def test_what_stands_around_a_run_is_entered_and_left() -> None:

@@ -54,5 +54,9 @@ def test_a_run_says_nothing_against_itself(tmp_path: Path) -> None:
     one = kept(tmp_path / "a", 1, 0.2)
     with pytest.raises(Misuse, match="is on both sides"):
         pair_up([one], [tmp_path / "." / "a"], ANSWERED)
+    with pytest.raises(Misuse, match="is given twice on a side"):
+        pair_up([one, tmp_path / "b" / ".." / "a"], [tmp_path / "b"], ANSWERED)
+    with pytest.raises(Misuse, match="is given twice on a side"):
+        pair_up([tmp_path / "b"], [one, one], ANSWERED)
     with pytest.raises(Misuse, match="no such folder"):
         pair_up([one], [tmp_path / "b"], ANSWERED)

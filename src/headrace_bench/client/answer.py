@@ -38,6 +38,7 @@ class Answer:
         self._texts: list[str] | None = [] if keep_text else None
         self.connected: float | None = None
         self.reused = False
+        self.resent = False
         self.sent: float | None = None
         self.done: float | None = None
         self.over: Outcome | None = None
@@ -57,11 +58,6 @@ class Answer:
         self._error: str | None = None
         self._fault: Outcome | None = None
         """What an event said that makes it fail."""
-
-    @property
-    def answered(self) -> bool:
-        """Something of the response has come."""
-        return self._headers is not None
 
     def head(self, head: Head, at: float) -> None:
         """Status and headers are complete."""
@@ -122,6 +118,7 @@ class Answer:
             max_tokens=planned.max_tokens,
             connected=self.connected,
             reused=self.reused,
+            resent=self.resent,
             sent=self.sent,
             headers=self._headers,
             first_byte=self._first_byte,

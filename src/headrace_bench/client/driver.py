@@ -7,8 +7,9 @@
     then         the drain: what has not ended by its end is cancelled, and its record says `unfinished`
 
 Rules: an open loop has no limit on what is in flight, for waiting here would be left out of what is measured; a later
-turn or a user's next request is begun before the window ends or not at all; a session ends with the first turn that is
-not ok; every request that was due or begun has exactly one record; who cancels `drive` has the records up to then by
+turn or a user's next request is begun before the window ends or not at all; a user that finds no request left before
+then is told of, for the load is not the one that was asked for; a session ends with the first turn that is not ok;
+every request that was due or begun has exactly one record; who cancels `drive` has the records up to then by
 `on_record`, those in flight included.
 """
 
@@ -51,16 +52,18 @@ async def drive(
     drain_s: float = 30.0,
     on_record: Callable[[Record], None] | None = None,
     keep_text: bool = False,
+    on_ran_out: Callable[[float], None] | None = None,
     spin_s: float = SPIN,
     kernel_timer: bool = True,
 ) -> list[Record]:
-    """All records, by index. `clock` has to say 0 when the load starts, so about now.
+    """All records, by index. `clock` has to say 0 when the load starts, so about now. `on_ran_out` is called once, with
+    the time at which the first user of a closed loop had nothing left to ask while the window was open.
 
     Raises what `client` or `on_record` raised, after everything in flight was cancelled.
     """
     driver = asyncio.current_task()
     assert driver is not None, "a coroutine runs in a task"
-    load = _Load(schedule, client, clock, on_record, keep_text, driver)
+    load = _Load(schedule, client, clock, on_record, keep_text, on_ran_out, driver)
     with Pacer(clock, spin_s, kernel_timer) as pacer:
         try:
             if schedule.users is None:
@@ -117,6 +120,7 @@ class _Load:
         clock: Callable[[], float],
         on_record: Callable[[Record], None] | None,
         keep_text: bool,
+        on_ran_out: Callable[[float], None] | None,
         driver: asyncio.Task[Any],
     ) -> None:
         self._schedule = schedule
@@ -124,6 +128,7 @@ class _Load:
         self._clock = clock
         self._on_record = on_record
         self._keep_text = keep_text
+        self._on_ran_out = on_ran_out
         self._end = schedule.warmup + schedule.duration
         self._tasks: set[asyncio.Task[None]] = set()
         self._pools: dict[Phase, deque[Unit]] = {"warmup": deque(), "measure": deque()}
@@ -139,6 +144,7 @@ class _Load:
         for at, unit in sorted(timed, key=lambda pair: pair[0]):
             await pacer.until(at)
             self._spawn(self._session(unit))
+            await asyncio.sleep(0)  # where the next one is due at once, nothing else would run before the last was sent
 
     def start_users(self, users: int) -> None:
         """The closed loop."""
@@ -151,7 +157,8 @@ class _Load:
         """Waits for all that is begun, up to `seconds` after the window, and cancels the rest."""
         until = max(self._end, self._clock()) + seconds
         while self._tasks and (left := until - self._clock()) > 0:
-            await asyncio.wait(self._tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            # For all of them: to be woken by each would look at all the others each time. A fault cancels this wait.
+            await asyncio.wait(self._tasks, timeout=left)
         await self.cancel()
         if self.fault is not None:
             raise self.fault
@@ -193,6 +200,10 @@ class _Load:
                 return
             await asyncio.sleep(begin - self._clock())
             await self._session(unit)
+        now = self._clock()
+        if self._on_ran_out is not None and not self._over and now < self._end:
+            tell, self._on_ran_out = self._on_ran_out, None
+            tell(now)
 
     def _take(self) -> Unit | None:
         """The next of the phase in which it would begin; None when there is no more."""

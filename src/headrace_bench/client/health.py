@@ -2,7 +2,8 @@
 
 Rules: only signals of the client and its machine decide, never a result of the server's; a run past the gate is kept
 and marked, not hidden. The gate: the load is sent late, the event loop wakes late, requests were not sent at the rate
-asked for, or the client has used up its core. Each of them ends up in the server's figures.
+asked for, or the client has used most of its core. Each of them ends up in the server's figures. All four are of the
+window: what the loop and the CPU did while it warmed up and drained would only thin them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from headrace_bench.figures.stats import percentile
 from headrace_bench.load.schedule import Schedule
@@ -26,8 +28,8 @@ LAG_S = 0.005
 LAG_SHARE = 0.05
 """Of the median TTFT: a lag of 5 ms is much beside 20 and little beside 2,000."""
 RATE_SHARE = 0.005
-CPU = 0.9
-"""Of one core: the client is one thread."""
+CPU = 0.7
+"""Of one core: the client is one thread, and from there on its requests wait for each other."""
 EVERY_S = 0.02
 """Between two samples of the loop's lag."""
 _STAT = Path("/proc/stat")
@@ -36,11 +38,23 @@ _STEAL = 7
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at the client. Seconds."""
+
+    at: float
+    """Since the monitor was entered, which is when the load starts."""
+    lag: float | None
+    """How late the loop's timer fired; None for the looks at the beginning and at the end, which no timer made."""
+    cpu: float
+    """Used since then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What `Monitor` saw. Seconds."""
 
-    loop_lags: tuple[float, ...]
-    cpu: float
+    samples: tuple[Sample, ...]
+    """In order of time."""
     gc_pauses: tuple[float, ...]
     load_average: float
     steal: float | None
@@ -52,7 +66,7 @@ class Monitor:
     def __init__(self, every_s: float = EVERY_S, stat: Callable[[], str] = _STAT.read_text) -> None:
         self._every = every_s
         self._stat = stat
-        self._lags: list[float] = []
+        self._samples: list[Sample] = []
         self._pauses: list[float] = []
         self._collecting: float | None = None
         self._handle: asyncio.TimerHandle | None = None
@@ -71,7 +85,7 @@ class Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cpu, self._wall = time.process_time() - self._cpu, time.monotonic() - self._wall
+        self._look(time.monotonic(), None)
         if self._handle is not None:
             self._handle.cancel()
         gc.callbacks.remove(self._collected)
@@ -81,8 +95,7 @@ class Monitor:
     def machine(self) -> Machine:
         """Once it was left."""
         return Machine(
-            loop_lags=tuple(self._lags),
-            cpu=self._cpu / self._wall if self._wall > 0 else 0.0,
+            samples=tuple(self._samples),
             gc_pauses=tuple(self._pauses),
             load_average=os.getloadavg()[0],
             steal=_share_stolen(self._before, _cpu_times(self._stat)),
@@ -90,9 +103,11 @@ class Monitor:
 
     def _sample(self, due: float | None) -> None:
         now = time.monotonic()
-        if due is not None:
-            self._lags.append(max(0.0, now - due))
+        self._look(now, None if due is None else max(0.0, now - due))
         self._handle = self._loop.call_later(self._every, self._sample, now + self._every)
+
+    def _look(self, now: float, lag: float | None) -> None:
+        self._samples.append(Sample(now - self._wall, lag, time.process_time() - self._cpu))
 
     def _collected(self, phase: str, _: dict[str, int]) -> None:
         if phase == "start":
@@ -104,22 +119,26 @@ class Monitor:
 def judge(schedule: Schedule, records: Sequence[Record], machine: Machine, until: float | None = None) -> Health:
     """How the client did. `until`: seconds at which the load was interrupted; what was due later was not asked for."""
     begin, end = schedule.warmup, schedule.warmup + schedule.duration
-    window = (end if until is None else min(end, until)) - begin
+    end = end if until is None else min(end, until)
+    window = end - begin
+    late = _limit(_median_ttft(records))
     timed = [record for record in records if record.scheduled is not None and record.phase == "measure"]
-    lags = [record.dispatched - record.scheduled for record in timed if record.scheduled is not None]
+    lags = [dispatched - scheduled for scheduled, dispatched in _times(timed)]
     asked = sent = None
     if schedule.users is None and window > 0:
         due = [planned.at for planned in schedule.requests if planned.at is not None and planned.phase == "measure"]
-        asked = sum(at < begin + window for at in due) / window
-        sent = sum(record.dispatched < begin + window for record in timed) / window
-    loop = machine.loop_lags or (0.0,)
+        # What is due at the very end may be as late as any other; at an interrupt, there was no time for it.
+        last = end if until is None else min(end, until - late)
+        asked = sum(at < last for at in due) / window
+        sent = sum(scheduled < last and at < last + late for scheduled, at in _times(timed)) / window
+    loop = _loop_lags(machine.samples, begin, end) or (0.0,)
     health = Health(
         lag_p50=percentile(lags, 50),
         lag_p99=percentile(lags, 99),
         lag_max=max(lags, default=None),
         loop_lag_p99=percentile(loop, 99) or 0.0,
         loop_lag_max=max(loop),
-        cpu=machine.cpu,
+        cpu=_cores(machine.samples, begin, end),
         gc_pauses=len(machine.gc_pauses),
         gc_longest=max(machine.gc_pauses, default=0.0),
         load_average=machine.load_average,
@@ -127,7 +146,7 @@ def judge(schedule: Schedule, records: Sequence[Record], machine: Machine, until
         asked_rate=asked,
         sent_rate=sent,
     )
-    return _gated(health, _median_ttft(records))
+    return _gated(health, late)
 
 
 def with_reasons(health: Health, *reasons: str) -> Health:
@@ -135,8 +154,34 @@ def with_reasons(health: Health, *reasons: str) -> Health:
     return _replaced(health, (*health.invalid, *reasons))
 
 
-def _gated(health: Health, ttft: float | None) -> Health:
-    limit = max(LAG_S, LAG_SHARE * (ttft or 0.0))
+def _times(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """When each was due, and when it was begun."""
+    return [(record.scheduled, record.dispatched) for record in records if record.scheduled is not None]
+
+
+def _limit(ttft: float | None) -> float:
+    """How late the client may be."""
+    return max(LAG_S, LAG_SHARE * (ttft or 0.0))
+
+
+def _loop_lags(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, ...]:
+    """Of timers that were due, or fired, in the window."""
+    return tuple(one.lag for one in samples if one.lag is not None and one.at >= begin and one.at - one.lag < end)
+
+
+def _cores(samples: Sequence[Sample], begin: float, end: float) -> float:
+    """CPU seconds per second of the window, as far as it was watched; of the whole watch if it did not reach that."""
+    if not samples:
+        return 0.0
+    at, used = [one.at for one in samples], [one.cpu for one in samples]
+    begin, end = max(begin, at[0]), min(end, at[-1])
+    if end <= begin:
+        begin, end = at[0], at[-1]
+    low, high = np.interp([begin, end], at, used)
+    return float(high - low) / (end - begin) if end > begin else 0.0
+
+
+def _gated(health: Health, limit: float) -> Health:
     found = []
     if health.lag_p99 is not None and health.lag_p99 > limit:
         found.append(

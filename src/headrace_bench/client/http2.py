@@ -69,11 +69,6 @@ class Multiplexed:
             return 0
         return min(self._h2.remote_settings.max_concurrent_streams, 1 << 20) - len(self._open)
 
-    @property
-    def open(self) -> int:
-        """Streams that are open."""
-        return len(self._open)
-
     def request(self, headers: list[tuple[str, str]], body: bytes) -> int:
         """Opens a stream with a request, pseudo headers first; its number."""
         stream = self._h2.get_next_available_stream_id()

@@ -43,6 +43,10 @@ def parse(url: str) -> Place:
         raise Misuse(f"the server's URL {url!r} cannot be read ({error}): {example}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Misuse(f"the server's URL {url!r} is not of the form http://HOST:PORT: {example}")
+    try:
+        parts.hostname.encode("idna")  # as the system will, to look it up
+    except UnicodeError as error:
+        raise Misuse(f"the server's URL {url!r} has a host that no name can be ({error}): {example}") from None
     if parts.username is not None or parts.query or parts.fragment:
         raise Misuse(f"the server's URL {url!r} has more in it than a place: {example}, and a key by its own flag")
     tls = parts.scheme == "https"

@@ -2,8 +2,9 @@
 
     send ─► idle connection, or a new one ─► request ─► Exchange hears the response ─► Record
 
-Rules: nothing is sent twice, with one exception: a kept connection that turns out closed before a byte of the response
-came is replaced by a new one, once, and the record then says that it was not reused; whatever a server does is an
+Rules: nothing is sent twice, with one exception: a kept connection that turns out closed at once, before a byte of the
+response came, is replaced by a new one, once, and the record then says `resent` and that it was not reused; one that
+closes later had the request, and a server that drops requests is measured as such; whatever a server does is an
 outcome, not an exception; one stamp a socket read.
 """
 
@@ -25,6 +26,10 @@ from headrace_bench.record import Outcome, Record
 LINGER_S = 0.5
 """A message that has no end so long after its [DONE] will not get one: the connection is given up."""
 
+STALE_S = 0.1
+"""A kept connection that was closed while it was idle says so within a round trip of the request. Later, the server has
+taken the request and dropped it."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,11 +49,6 @@ class Client:
         if target.headrace and target.timings:
             self._fields["headrace"] = {"timings": True}
         self._flying: set[Exchange] = set()
-
-    @property
-    def flying(self) -> int:
-        """Requests that are under way."""
-        return len(self._flying)
 
     async def send(self, planned: Planned, messages: Sequence[dict[str, str]], keep_text: bool = False) -> Record:
         """Sends `messages` with the plan's limits, and waits for the end of the answer.
@@ -131,7 +131,7 @@ class Exchange:
         self.over: asyncio.Future[None] = self._loop.create_future()
         """Done when this attempt is over."""
         self.stale = False
-        """The kept connection was closed before a byte came: nothing has happened yet."""
+        """The kept connection was closed at once: nothing has happened yet."""
         self._leave: Callable[[], None] | None = None
         self._heard = clock()
         self._silence = self._loop.call_later(timeout_s, self._is_silent)
@@ -145,7 +145,8 @@ class Exchange:
 
     def renew(self) -> None:
         """Once more from the start, on another connection."""
-        self.stale, self.answer.sent, self.answer.reused, self._leave = False, None, False, None
+        self.stale, self._leave = False, None
+        self.answer.sent, self.answer.reused, self.answer.resent = None, False, True
         for timer in self._ending:
             timer.cancel()
         self._ending.clear()
@@ -195,11 +196,15 @@ class Exchange:
     def broken(self, at: float, outcome: Outcome, why: str, untouched: bool) -> None:
         if self.answer.over is not None:
             return
-        if untouched and self.answer.reused and outcome == "truncated":
+        if untouched and self.answer.reused and outcome == "truncated" and self._at_once(at):
             self.stale = True
         else:
             self.answer.broken(at, outcome, why)
         self._finish()
+
+    def _at_once(self, at: float) -> bool:
+        """So soon after it was sent, or before, that nobody has worked on it."""
+        return self.answer.sent is None or at - self.answer.sent <= STALE_S
 
     def _finish(self) -> None:
         if not self.over.done():

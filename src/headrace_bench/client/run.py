@@ -57,7 +57,7 @@ def run(
         until = runner.run(load.carry_out(target, drain_s, keep_text))
     records = tuple(sorted(load.records, key=lambda record: record.index))
     health = judge(schedule, records, load.machine(), until)
-    health = with_reasons(health, *_remarks(schedule, records, until))
+    health = with_reasons(health, *_remarks(schedule, load.ran_out, until))
     return Run(schedule, records, health, target, wall, until is not None)
 
 
@@ -72,6 +72,8 @@ class _Load:
         self._on_record = on_record
         self._monitor = Monitor()
         self.records: list[Record] = []
+        self.ran_out: float | None = None
+        """When a user found nothing left to ask, with the window still open."""
 
     def machine(self) -> Machine:
         return self._monitor.machine()
@@ -87,8 +89,9 @@ class _Load:
             client = Client(target, clock)
             try:
                 await drive(
-                    self._schedule, client, clock=clock, drain_s=drain_s, on_record=self._keep, keep_text=keep_text
-                )
+                    self._schedule, client, clock=clock, drain_s=drain_s, on_record=self._keep, keep_text=keep_text,
+                    on_ran_out=self._note,
+                )  # fmt: skip
             except asyncio.CancelledError:
                 return clock()
             finally:
@@ -100,15 +103,16 @@ class _Load:
         if self._on_record is not None:
             self._on_record(record)
 
+    def _note(self, at: float) -> None:
+        self.ran_out = at
 
-def _remarks(schedule: Schedule, records: tuple[Record, ...], until: float | None) -> list[str]:
+
+def _remarks(schedule: Schedule, ran_out: float | None, until: float | None) -> list[str]:
     """Why a run does not count, beside its health."""
     found = []
     if until is not None:
         found.append(f"interrupted {until:.1f} s after its start, of {schedule.warmup + schedule.duration:.1f} s")
-    elif schedule.users is not None and not schedule.finite:
-        firsts = {planned.index for planned in schedule.requests if planned.phase == "measure" and planned.turn == 0}
-        last = max((record.closed or record.dispatched for record in records), default=0.0)
-        if firsts <= {record.index for record in records} and last < schedule.warmup + schedule.duration:
-            found.append(f"all {len(firsts)} requests were used up after {last:.1f} s: draw more with --requests")
+    elif ran_out is not None and not schedule.finite:
+        count = sum(planned.phase == "measure" and planned.turn == 0 for planned in schedule.requests)
+        found.append(f"all {count} requests were used up after {ran_out:.1f} s: draw more with --requests")
     return found

@@ -29,6 +29,8 @@ OWNER = "headrace"
 """What a Headrace's models are owned by."""
 CHECK_S = 10.0
 """A server that does not list its models in this time is not there."""
+READY = "/readyz"
+"""Answers 503 while a server has no model to answer with; most others give 404."""
 SHOWN = 8
 """Models that are named when the wanted one is not there."""
 
@@ -61,11 +63,6 @@ class Target:
             raise Misuse(f"a timeout of {self.timeout_s:g} s leaves no time to answer: give a number above 0")
 
 
-def parse(url: str) -> Place:
-    """`http://host:port`, with or without `/v1`. Raises Misuse."""
-    return place.parse(url)
-
-
 async def check(target: Target) -> Target:
     """Asks for the models. `target` as it is to be used: with its model, and `headrace` if it is one.
 
@@ -81,6 +78,8 @@ async def check(target: Target) -> Target:
                 chat, _ = await fetch(pool, target, "POST", "/v1/chat/completions", b"{}")
                 if chat in (400, 401, 403, 413, 415, 422, 429) or chat >= 500:
                     return target
+            if status == 200 and _models(body) == []:
+                await _loaded(pool, target)
     except TimeoutError:
         raise Fault(f"{where}: it was asked for its models and said nothing for {CHECK_S:g} s: is it busy?") from None
     except OSError as error:
@@ -88,6 +87,16 @@ async def check(target: Target) -> Target:
     finally:
         await pool.close()
     return _judge(target, status, body)
+
+
+async def _loaded(pool: Pool, target: Target) -> None:
+    """Fault: a server without a model says that it is not ready. A Headrace lists none while it loads."""
+    try:
+        status, body = await fetch(pool, target, "GET", READY)
+    except OSError:
+        return  # it knows nothing of readiness, and the empty list stands
+    if status == 503:
+        raise Fault(f"{target.place}: it is not ready yet ({sse.refusal(body)}): wait until it has loaded its model")
 
 
 def _judge(target: Target, status: int, body: bytes) -> Target:

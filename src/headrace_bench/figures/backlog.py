@@ -49,13 +49,20 @@ def backlog(schedule: Schedule, records: Sequence[Record]) -> Backlog | None:
     spans = [
         (
             record.dispatched if record.scheduled is None else record.scheduled,
-            math.inf if record.closed is None else record.closed,
+            _left(record),
         )
         for record in records
     ]
     edges = np.linspace(start, end, BLOCKS + 1)
     levels = _means(np.array([span[0] for span in spans]), np.array([span[1] for span in spans]), edges)
     return _trend(levels, (end - start) / BLOCKS)
+
+
+def _left(record: Record) -> float:
+    """When it was over: an answer that was done and whose message never ended holds nothing up."""
+    if record.closed is not None:
+        return record.closed
+    return math.inf if record.done is None else record.done
 
 
 def _means(begun: Array, ended: Array, edges: Array) -> Array:

@@ -152,6 +152,15 @@ def tokens_by_chunk(record: Record, tokens: int, source: Source | None) -> tuple
     return None
 
 
+def tokens_inside(record: Record, found: RequestFigures, start: float, end: float) -> int:
+    """Of its tokens, those that came from `start` until `end`; where chunks do not tell, by the share of its chunks."""
+    came = [start <= chunk.at < end for chunk in record.chunks]
+    by_chunk = tokens_by_chunk(record, found.tokens, found.source)
+    if by_chunk is not None:
+        return sum(count for count, inside in zip(by_chunk, came, strict=True) if inside)
+    return round(found.tokens * sum(came) / len(came))
+
+
 def _spread(tokens: int, chunks: int) -> tuple[int, ...]:
     """A known total over chunks that do not say: one for the first, the rest as evenly as whole tokens go."""
     if chunks <= 1:

@@ -46,6 +46,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     empty: int
     """Completed without a token."""
+    resent: int = 0
+    """Sent again, as a kept connection turned out closed at once."""
     failed: int
     by_outcome: dict[str, int]
     """The failed ones by class; `never_sent` are due ones that no record tells of."""
@@ -117,7 +119,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     asked_per_s: float | None
     """Due in it; null in a closed loop."""
     sent_per_s: float | None
-    """Dispatched in it."""
+    """Dispatched in it; of an open loop only what had a time, as `asked_per_s`."""
     completed_per_s: float | None
     """Answers that ended inside it."""
     tokens_per_s: float | None
@@ -131,7 +133,7 @@ class Dispersion(msgspec.Struct, frozen=True, kw_only=True):
     offered: float | None
     """By the schedule."""
     achieved: float | None
-    """By the times of dispatch."""
+    """By the times of dispatch; of an open loop only of what had a time, as `offered`."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):

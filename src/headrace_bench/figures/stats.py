@@ -198,6 +198,7 @@ def dispersion(times: Sequence[float], window: float, start: float, end: float) 
     return float(counts.var(ddof=1) / counts.mean())
 
 
+@lru_cache(maxsize=4096)
 def t_quantile(q: float, freedom: float) -> float:
     """The q-quantile (0.5 <= q < 1) of Student's t, by halving, to 1e-10."""
     low, high = 0.0, 1.0

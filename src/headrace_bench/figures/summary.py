@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from headrace_bench.figures import stats
-from headrace_bench.figures.definitions import STALL_S, RequestFigures, figures, tokens_by_chunk
+from headrace_bench.figures.definitions import STALL_S, RequestFigures, figures, tokens_inside
 from headrace_bench.figures.schema import (
     Attainment,
     Cache,
@@ -164,6 +164,7 @@ def _counts(pairs: Sequence[Pair], missing: int) -> Counts:
         scheduled=len(pairs) + missing,
         completed=len(whole),
         empty=sum(found.ttft is None for found in whole),
+        resent=sum(record.resent for record, _ in pairs),
         failed=len(failed) + missing,
         by_outcome=dict(sorted(classes.items())),
         by_status=dict(sorted(statuses.items())),
@@ -226,26 +227,24 @@ def _rates(schedule: Schedule, whole: Sequence[Pair], records: Sequence[Record])
     def inside(at: float | None) -> bool:
         return at is not None and start <= at < start + duration
 
-    tokens = 0
-    for record, found in whole:
-        by_chunk = tokens_by_chunk(record, found.tokens, found.source)
-        came = [inside(chunk.at) for chunk in record.chunks]
-        if by_chunk is not None:
-            tokens += sum(n for n, ok in zip(by_chunk, came, strict=True) if ok)
-        else:
-            tokens += round(found.tokens * sum(came) / len(came))
+    tokens = sum(tokens_inside(record, found, start, start + duration) for record, found in whole)
     ends = [record.chunks[-1].at if record.chunks else record.closed for record, _ in whole]
     return Rates(
         asked_per_s=_per_second(len(due), duration) if schedule.users is None else None,
-        sent_per_s=_per_second(sum(inside(record.dispatched) for record in records), duration),
+        sent_per_s=_per_second(sum(inside(record.dispatched) for record in _loaded(schedule, records)), duration),
         completed_per_s=_per_second(sum(map(inside, ends)), duration),
         tokens_per_s=_per_second(tokens, duration),
     )
 
 
+def _loaded(schedule: Schedule, records: Sequence[Record]) -> list[Record]:
+    """What the load itself sent: of an open loop what had a time, for later turns come when the server has answered."""
+    return [record for record in records if schedule.users is not None or record.scheduled is not None]
+
+
 def _arrivals(schedule: Schedule, records: Sequence[Record]) -> tuple[Dispersion, ...]:
     offered = [p.at for p in schedule.requests if p.phase == "measure" and p.at is not None]
-    achieved = [record.dispatched for record in records]
+    achieved = [record.dispatched for record in _loaded(schedule, records)]
     start, end = schedule.warmup, schedule.warmup + schedule.duration
     return tuple(
         Dispersion(

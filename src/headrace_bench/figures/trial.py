@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace_bench.figures.definitions import RequestFigures, figures
+from headrace_bench.figures.definitions import RequestFigures, figures, tokens_inside
 from headrace_bench.figures.paired import Scale
 from headrace_bench.figures.slo import Slo
 from headrace_bench.figures.stats import percentile
@@ -42,6 +42,8 @@ class Sample:
     """Those that ended well."""
     met: int
     """Of these, within every limit of the SLO."""
+    tokens: int
+    """Of these, those that came inside the window: what the drain brings is no rate of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def _gaps(sample: Sample) -> list[float]:
 
 
 def _tokens(sample: Sample) -> float | None:
-    return sum(one.tokens for one in sample.good) / sample.window if sample.good else None
+    return sample.tokens / sample.window if sample.good else None
 
 
 def _stalled(sample: Sample) -> float | None:
@@ -144,9 +146,11 @@ def sample(schedule: Schedule, records: Sequence[Record], slo: Slo) -> Sample:
     """The measured part. What had its time and was never sent counts as scheduled too."""
     measured = [record for record in records if record.phase == "measure"]
     missing = never_sent(schedule, measured).total()
-    good = tuple(one for one in map(figures, measured) if one.whole)
-    met = sum(map(slo.met, good))
-    return Sample(schedule.duration, len(measured) + missing, good, met)
+    whole = [(record, one) for record in measured if (one := figures(record)).whole]
+    good = tuple(one for _, one in whole)
+    start, end = schedule.warmup, schedule.warmup + schedule.duration
+    tokens = sum(tokens_inside(record, one, start, end) for record, one in whole)
+    return Sample(schedule.duration, len(measured) + missing, good, sum(map(slo.met, good)), tokens)
 
 
 def reduce(

@@ -23,6 +23,8 @@ from headrace_bench.load.term import Term, shown
 
 Times = NDArray[np.float64]
 FLAG = "--arrivals"
+MOST_CV = 20.0
+"""Beyond it most gaps that a gamma draws are 0 as floats are, and the others so long that a window has one burst."""
 KINDS = ("constant", "poisson", "gamma", "burst", "ramp", "step", "soak", "rate", "trace", "closed")
 _PIECES = 1000
 """A ramp is this many steps."""
@@ -115,7 +117,10 @@ def parse(text: str) -> Arrivals:
         return _of_file(term)
     if term.kind == "gamma":
         term.only("cv")
-        return Gamma(_rate(term, term.value), term.positive(term.options.get("cv", "2"), "cv"))
+        cv = term.positive(term.options.get("cv", "2"), "cv")
+        if cv > MOST_CV:
+            raise term.wrong(f"cv has to be at most {MOST_CV:g}, not {term.options['cv']}")
+        return Gamma(_rate(term, term.value), cv)
     if term.kind == "burst":
         term.only("every")
         every = term.positive(term.options.get("every", "10"), "every, seconds between two bursts,")
@@ -240,6 +245,19 @@ def times(arrivals: Drawn, rng: np.random.Generator, duration: float) -> Times:
             return following(rng, np.linspace(0.0, duration, len(rates) + 1).tolist(), rates)
 
 
+def expected(arrivals: Drawn, duration: float) -> float:
+    """How many `times` would give, on average."""
+    match arrivals:
+        case Constant(rate) | Poisson(rate) | Gamma(rate, _):
+            return rate * duration
+        case Burst(count, every):
+            return count * max(1.0, duration / every)
+        case Ramp(first, last):
+            return (first + last) / 2 * duration
+        case Step(rates):
+            return sum(rates) / len(rates) * duration
+
+
 def following(rng: np.random.Generator, edges: Sequence[float], rates: Sequence[float]) -> Times:
     """Poisson with rate `rates[i]` between `edges[i]` and `edges[i + 1]`.
 
@@ -267,18 +285,3 @@ def _renewals(rng: np.random.Generator, rate: float, cv: float, duration: float)
 def _whole(count: float) -> int:
     """How many fit: 0.1 * 30 is three, whatever its last bit says."""
     return int(np.ceil(count - 1e-9))
-
-
-def dispersion(times: Sequence[float] | Times, window: float, begin: float, end: float) -> float | None:
-    """Index of dispersion: variance over mean of the counts in windows of `window` seconds between `begin` and `end`.
-
-    1 is Poisson, 0 is even; the CV of gaps alone does not see a rate that changes slowly. None for less than two whole
-    windows, or where nothing came.
-    """
-    windows = int((end - begin) / window + 1e-9)
-    if windows < 2:
-        return None
-    edges = begin + window * np.arange(windows + 1)
-    counts, _ = np.histogram(np.asarray(times, dtype=np.float64), bins=edges)
-    mean = float(counts.mean())
-    return float(counts.var()) / mean if mean > 0 else None

@@ -28,6 +28,8 @@ DURATION = 60.0
 _QUICK = 0.1
 """Seconds: a user of a closed loop is thought to need this at least for a request, when counting how many to draw."""
 _MOST = 20_000
+MOST = 1_000_000
+"""Requests of one schedule: it is drawn whole before the start, and has to fit into memory."""
 _LEAVES_AFTER = 1.0
 """Seconds, on average, after which those leave who hang up."""
 
@@ -141,10 +143,22 @@ def _plan(
     length = DURATION if duration is None else duration
     if isinstance(arrivals, Closed):
         most = workload.count if isinstance(workload, Sessions) and workload.count else requests
+        _bounded(arrivals, max(arrivals.users, most or 0))
         return _of_users(arrivals, streams.thinks, length, warmup, most)
-    before = arriving.times(arriving.warming(arrivals), streams.warming, warmup) if warmup > 0 else np.empty(0)
+    warming = arriving.warming(arrivals)
+    _bounded(arrivals, arriving.expected(warming, warmup) + arriving.expected(arrivals, length))
+    before = arriving.times(warming, streams.warming, warmup) if warmup > 0 else np.empty(0)
     window = warmup + arriving.times(arrivals, streams.times, length)
     return _Plan([*_timed(before, warmup), *_timed(window, warmup)], length)
+
+
+def _bounded(arrivals: Arrivals, count: float) -> None:
+    """Misuse: more than can be drawn. Said before anything is drawn."""
+    if count > MOST:
+        raise Misuse(
+            f"--arrivals {arriving.text(arrivals)}: about {count:.3g} requests, and {MOST:,} are the most that are "
+            "drawn; ask for fewer, or for a shorter --duration"
+        )
 
 
 def _timed(times: arriving.Times, warmup: float, rows: Sequence[traces.Row] | None = None) -> list[Slot]:
@@ -232,6 +246,7 @@ def _of_curve(arrivals: Curve, rng: np.random.Generator, duration: float | None,
     within = edges[:-1] < end
     bounds = np.append(edges[:-1][within], min(end, float(edges[-1])))
     rates = [rate * arrivals.scale for (_, rate), inside in zip(curve, within.tolist(), strict=True) if inside]
+    _bounded(arrivals, float(np.diff(bounds) @ np.array(rates)))
     return _Plan(_timed(arriving.following(rng, bounds.tolist(), rates), warmup), length, notes=tuple(notes))
 
 

@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     sides.add_argument(
         "--folders", nargs=2, metavar=("A,A2,…", "B,B2,…"), help="runs that were recorded, instead of servers"
     )
-    parser.add_argument("--pairs", type=flags.count, default=PAIRS, metavar="N", help=f"({PAIRS})")
+    parser.add_argument("--pairs", type=flags.count, default=PAIRS, metavar="N", help=f"at least {MIN_PAIRS} ({PAIRS})")
     parser.add_argument(
         "--floor-pairs", type=flags.count, metavar="N", help="A against itself, first (half of --pairs, at least 6)"
     )
@@ -81,6 +81,9 @@ def run(asked: argparse.Namespace) -> int:
         given = vars(asked)
         if (given[side] is None) == (given[f"{side}_cmd"] is None):
             raise Misuse(f"which server is {side.upper()}? give one of --{side} URL and --{side}-cmd COMMAND")
+    for flag, count in (("--pairs", asked.pairs), ("--floor-pairs", asked.floor_pairs)):
+        if count is not None and count < MIN_PAIRS:
+            raise Misuse(f"{flag} {count}: below {MIN_PAIRS} no difference can be told from chance")
     plan = flags.schedule_of(asked)  # what is wrong with the load is said before a server is asked
     out = flags.out_of(asked)
     with ExitStack() as started:

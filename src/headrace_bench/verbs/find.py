@@ -109,6 +109,7 @@ def run(asked: argparse.Namespace) -> int:
             settle=lambda: settle([cpu], SETTLE_S),
         )  # fmt: skip
     except Cut:
+        _write(out, config, points, None)
         _page(out, config, points, "it ended before its time", goal, asked.slo)
         raise
     said = _said(found, asked.slo)
@@ -127,6 +128,11 @@ def at_load(arrivals: Arrivals, load: float) -> Arrivals:
 def _goal(asked: argparse.Namespace, arrivals: Arrivals) -> Goal:
     if asked.requests is not None:
         raise Misuse("--requests: a search draws as many as each point needs")
+    if asked.hang_ups > 0 and asked.hang_ups >= 1 - asked.target - 1e-9:
+        raise Misuse(
+            f"--hang-ups {asked.hang_ups:g}: who hangs up has no whole answer, so no load can reach --target "
+            f"{asked.target:g}; give fewer"
+        )
     closed = isinstance(arrivals, Closed)
     low = asked.low if asked.low is not None else _given(arrivals)
     if asked.high is not None and asked.high < low:
@@ -195,7 +201,7 @@ def _page(out: Path, config: folder.Config, points: Sequence[Point], said: str, 
     ]
     drawn = [] if goal.whole else [plots.goodput(tried, slo)]
     plots.write(out / folder.PLOTS, drawn)
-    head = ("load", "for", "verdict", "attainment", "95 %", "of", "backlog / s")
+    head = ("load", "for", "verdict", "attainment", f"{100 * goal.confidence:g} %", "of", "backlog / s")
     body = [
         (
             f"{one.load:.4g}", one.purpose, one.verdict,

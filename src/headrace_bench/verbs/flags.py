@@ -51,6 +51,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """A flag's type: what a generator can be seeded with."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
 def add_target(parser: argparse.ArgumentParser, url: bool = True) -> None:
     """Where requests go, and how. `url` False: the verb has its own flags for that."""
     group = parser.add_argument_group("the server")
@@ -82,7 +89,7 @@ def add_load(parser: argparse.ArgumentParser, arrivals: str = "poisson:2") -> No
     )
     group.add_argument("--warmup", type=number(0), default=10.0, metavar="S", help="before the window (10)")
     group.add_argument("--drain", type=number(0), default=30.0, metavar="S", help="wait for answers after it (30)")
-    group.add_argument("--seed", type=int, default=1, help="another one draws another load (1)")
+    group.add_argument("--seed", type=seed, default=1, help="another one draws another load (1)")
     group.add_argument(
         "--hang-ups", type=number(0, 1), default=0.0, metavar="SHARE", help="requests that leave before their answer"
     )
@@ -143,9 +150,9 @@ def workload_of(asked: argparse.Namespace, arrivals: Arrivals) -> Workload:
     return working.parse(default if asked.workload is None else asked.workload)
 
 
-def schedule_of(asked: argparse.Namespace, seed: int | None = None, arrivals: Arrivals | None = None) -> Schedule:
-    """Drawn anew for a seed, and for other arrivals than those of `--arrivals`, as a search has them."""
-    given = arrivals or arrivals_of(asked)
+def schedule_of(asked: argparse.Namespace, seed: int | None = None) -> Schedule:
+    """As the flags say; drawn anew for another seed."""
+    given = arrivals_of(asked)
     duration: float | None = asked.duration
     if duration is None and asked.arrivals.startswith("soak:"):
         duration = SOAK_S

@@ -44,7 +44,7 @@ def run(asked: argparse.Namespace) -> int:
     config = folder.config(
         verb="run", command=asked.command, url=target.url, model=target.model, seed=plan.seed, wall=wall,
         flags={name: value for name, value in vars(asked).items() if name not in ("verb", "command")},
-        notes=plan.notes,
+        notes=plan.notes, server="Headrace" if target.headrace else None,
     )  # fmt: skip
     with folder.Journal(path, config, plan) as journal, console.Progress(plan) as progress:
 

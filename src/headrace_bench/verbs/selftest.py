@@ -19,6 +19,8 @@ from headrace_bench.client.rehearsal import NOISE_S, TOLERANCE_S, TRIES, Played,
 from headrace_bench.client.target import Target
 from headrace_bench.fault import Misuse
 
+MOST_S = 600.0
+"""Of a step: its requests are drawn beforehand."""
 TIMES_SHOWN = 3
 """Of a long row of times."""
 
@@ -33,8 +35,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> int:
     """0: every case is as it should be. Raises Misuse, Fault."""
     cases = _chosen(asked.only)
-    if not asked.seconds > 0:
-        raise Misuse(f"--seconds {asked.seconds:g}: give a number above 0")
+    if not 0 < asked.seconds <= MOST_S:
+        raise Misuse(f"--seconds {asked.seconds:g}: give a number above 0, and at most {MOST_S:g}")
     with server() as url:
         print(_preface(), flush=True)
         target = Target(url, "scripted")

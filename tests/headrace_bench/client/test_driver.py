@@ -182,6 +182,40 @@ def test_a_user_begins_measuring_when_the_window_begins() -> None:
     ]
 
 
+def test_a_user_that_finds_nothing_left_is_told_of_once() -> None:
+    told: list[float] = []
+    load(schedule(*(planned(i) for i in range(5)), users=2, duration=6.0), on_ran_out=told.append)
+    assert told == [2.0]  # 0 and 1, 2 and 3, then 4 for one of them
+    load(schedule(*(planned(i, think=1.0) for i in range(20)), users=2, duration=6.0), on_ran_out=told.append)
+    load(schedule(*(planned(i) for i in range(3)), users=1, duration=3.0), on_ran_out=told.append)
+    load(schedule(planned(0, 0.0)), on_ran_out=told.append)
+    assert told == [2.0]
+
+
+def test_what_is_due_at_one_time_leaves_the_loop_its_turns() -> None:
+    turns, seen = 0, list[int]()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if turns < 100:
+                loop.call_soon(turn)
+
+        def takes(_: Planned) -> float:
+            seen.append(turns)
+            return 1.0
+
+        loop.call_soon(turn)
+        asked = schedule(*(planned(i, 0.0) for i in range(20)))
+        await drive(asked, Scripted(loop.time, takes), clock=loop.time, spin_s=0, kernel_timer=False)
+
+    run(work())
+    assert len(set(seen)) == 20
+
+
 def test_without_requests_left_for_the_warm_up_a_user_waits_for_the_window() -> None:
     pool = [planned(0, phase="warmup"), planned(1)]
     records, _ = load(schedule(*pool, users=1, duration=3.0, warmup=2.5))
@@ -225,6 +259,25 @@ def test_a_client_that_raises_ends_the_load_with_its_words() -> None:
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         load(schedule(*(planned(i, float(i)) for i in range(5))), takes=takes, on_record=told.append)
     assert [(record.index, record.outcome) for record in told] == [(0, "unfinished")]
+
+
+def test_a_fault_ends_the_drain_at_once() -> None:
+    def outcome(p: Planned) -> Outcome:
+        if p.index == 1:
+            raise RuntimeError("a mistake of ours")
+        return "ok"
+
+    told: list[Record] = []
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        load(
+            schedule(*(planned(i, float(i)) for i in range(3))),
+            takes=lambda p: 20.0 if p.index == 1 else 1000.0,
+            outcome=outcome,
+            on_record=told.append,
+            drain_s=500.0,
+        )
+    ended = sorted((record.index, record.outcome, record.closed) for record in told)
+    assert ended == [(0, "unfinished", 21.0), (2, "unfinished", 21.0)]
 
 
 def test_a_client_that_does_not_end_what_is_under_way_is_cancelled() -> None:

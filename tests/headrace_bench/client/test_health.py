@@ -3,20 +3,28 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import Any
 
+import msgspec
 import pytest
 
-from headrace_bench.client.health import Machine, Monitor, judge, with_reasons
+from headrace_bench.client.health import Machine, Monitor, Sample, judge, with_reasons
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.record import Chunk, Record
 
 
-def machine(**more: Any) -> Machine:
-    quiet: dict[str, Any] = {
-        "loop_lags": (0.0001,) * 100, "cpu": 0.2, "gc_pauses": (), "load_average": 0.5, "steal": 0.0
-    }  # fmt: skip
-    return Machine(**{**quiet, **more})
+def looks(*parts: tuple[int, float, float]) -> tuple[Sample, ...]:
+    """Looks a tenth of a second apart: so many with this lag, while so many cores are used, one part after another."""
+    found, at, cpu = [Sample(0.0, None, 0.0)], 0.0, 0.0
+    for count, lag, cores in parts:
+        for _ in range(count):
+            at, cpu = at + 0.1, cpu + 0.1 * cores
+            found.append(Sample(at, lag, cpu))
+    return (*found, Sample(at, None, cpu))
+
+
+def machine(*parts: tuple[int, float, float]) -> Machine:
+    """A quiet one for the eleven seconds of the load, if nothing else is said."""
+    return Machine(looks(*(parts or [(110, 0.0001, 0.2)])), gc_pauses=(), load_average=0.5, steal=0.0)
 
 
 def schedule(count: int = 100, users: int | None = None) -> Schedule:
@@ -49,7 +57,7 @@ def test_a_client_that_kept_up_is_valid() -> None:
     assert health.invalid == ()
     assert health.asked_rate == health.sent_rate == 10.0
     assert health.lag_p99 == pytest.approx(0.0001)
-    assert (health.cpu, health.load_average, health.steal) == (0.2, 0.5, 0.0)
+    assert (health.cpu, health.load_average, health.steal) == (pytest.approx(0.2), 0.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,7 @@ def test_one_late_request_in_a_hundred_is_past_the_ninety_ninth_percentile() -> 
 
 
 def test_a_loop_that_wakes_late() -> None:
-    found = judge(schedule(users=4), [], machine(loop_lags=(0.0001,) * 90 + (0.02,) * 10))
+    found = judge(schedule(users=4), [], machine((100, 0.0001, 0.2), (10, 0.02, 0.2)))
     assert "woke late" in found.invalid[0]
     assert (found.loop_lag_p99, found.loop_lag_max) == (0.02, 0.02)
 
@@ -88,9 +96,46 @@ def test_requests_that_were_not_sent(missing: int, valid: bool) -> None:
     assert (not found) is valid
 
 
-def test_a_client_that_has_used_up_its_core() -> None:
-    assert "95% of a core" in judge(schedule(), records(), machine(cpu=0.95)).invalid[0]
-    assert not judge(schedule(), records(), machine(cpu=0.9)).invalid
+def test_one_that_is_late_at_the_end_of_the_window_was_sent() -> None:
+    last = records()
+    last[99] = msgspec.structs.replace(last[99], scheduled=10.9999, dispatched=11.0048)
+    planned = schedule()
+    moved = msgspec.structs.replace(planned.requests[99], at=10.9999)
+    planned = msgspec.structs.replace(planned, requests=(*planned.requests[:99], moved))
+    health = judge(planned, last, machine())
+    assert (health.asked_rate, health.sent_rate, health.invalid) == (10.0, 10.0, ())
+    last[99] = msgspec.structs.replace(last[99], dispatched=11.5)
+    assert "9.90 requests/s were sent of 10.00" in judge(planned, last, machine()).invalid[0]
+
+
+def test_a_client_that_has_used_most_of_its_core() -> None:
+    assert "75% of a core" in judge(schedule(), records(), machine((110, 0.0001, 0.75))).invalid[0]
+    assert not judge(schedule(), records(), machine((110, 0.0001, 0.69))).invalid
+
+
+def test_only_the_window_is_looked_at() -> None:
+    """After a second that warms up come ten that count, and then a long drain in which nothing happens."""
+    busy = judge(schedule(), records(), machine((10, 0.0, 0.0), (100, 0.006, 0.8), (2000, 0.0, 0.0)))
+    assert busy.cpu == pytest.approx(0.8)
+    assert busy.loop_lag_p99 == 0.006
+    assert len(busy.invalid) == 2
+    calm = judge(schedule(), records(), machine((10, 0.05, 1.0), (101, 0.0001, 0.2), (10, 0.05, 1.0)))
+    assert calm.cpu == pytest.approx(0.2)
+    assert calm.loop_lag_max == 0.0001
+    assert calm.invalid == ()
+
+
+def test_a_timer_that_slept_through_the_window_is_of_it() -> None:
+    slept = Machine((Sample(0.0, None, 0.0), Sample(20.0, 19.9, 2.0)), (), 0.5, None)
+    assert judge(schedule(), records(), slept).loop_lag_max == 19.9
+
+
+def test_a_load_that_is_over_before_its_window_is_looked_at_while_it_ran() -> None:
+    short = judge(schedule(users=4), [], machine((20, 0.0001, 0.9)))
+    assert short.cpu == pytest.approx(0.9)
+    never = judge(schedule(users=4), [], machine((5, 0.0001, 0.4)), until=0.5)
+    assert never.cpu == pytest.approx(0.4)
+    assert judge(schedule(users=4), [], Machine((), (), 0.5, None)).cpu == 0.0
 
 
 def test_warming_up_does_not_count() -> None:
@@ -112,7 +157,7 @@ def test_what_was_due_after_an_interrupt_was_not_asked_for() -> None:
 
 
 def test_more_reasons_come_last() -> None:
-    health = with_reasons(judge(schedule(), records(), machine(cpu=1.0)), "interrupted")
+    health = with_reasons(judge(schedule(), records(), machine((110, 0.0, 1.0))), "interrupted")
     assert len(health.invalid) == 2
     assert health.invalid[1] == "interrupted"
 
@@ -132,9 +177,11 @@ def test_the_monitor_sees_a_loop_that_is_held_and_a_collection() -> None:
 
     frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     seen = asyncio.run(work())
-    assert max(seen.loop_lags) > 0.02
+    assert max(one.lag for one in seen.samples if one.lag is not None) > 0.02
+    assert [one.at for one in seen.samples] == sorted(one.at for one in seen.samples)
+    assert (seen.samples[0].lag, seen.samples[-1].lag) == (None, None)
     assert len(seen.gc_pauses) >= 1
-    assert seen.cpu > 0  # how much of a core it had is up to the machine
+    assert seen.samples[-1].cpu >= 0.03  # how much of a core it had is up to the machine
     assert seen.steal == pytest.approx(0.1)
     assert gc.get_threshold() == threshold
     assert gc.get_freeze_count() == frozen

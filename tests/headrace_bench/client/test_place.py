@@ -24,7 +24,8 @@ def test_a_place(url: str, place: Place, shown: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "127.0.0.1:8000", "localhost", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://a b", "http://é",
-     "http://u:p@a", "http://a?x=1", "http://a#x", "http://[::1", "http://a\r\nX: 1"],
+     "http://u:p@a", "http://a?x=1", "http://a#x", "http://[::1", "http://a\r\nX: 1", "http://a..b:80",
+     "http://.a", f"http://{'a' * 64}.b"],
 )  # fmt: skip
 def test_what_is_none(url: str) -> None:
     with pytest.raises(Misuse, match="URL"):

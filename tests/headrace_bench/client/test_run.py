@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime
 
+import msgspec
 import pytest
 
 from headrace_bench.client.run import now, run
@@ -75,6 +76,18 @@ def test_a_closed_loop_that_runs_out_does_not_count(url: str) -> None:
     done = run(Target(url, QUICK), schedule(None, None, None, users=1, duration=5.0))
     assert len(done.records) == 3
     assert any("all 3 requests were used up" in line for line in done.health.invalid)
+
+
+def test_a_user_with_nothing_left_to_ask_counts_while_another_is_still_answered(url: str) -> None:
+    done = run(Target(url, "even:5:100:10"), schedule(None, None, None, users=2, duration=1.5))
+    assert [record.outcome for record in done.records] == ["ok"] * 3
+    assert max(record.closed or 0.0 for record in done.records) > 1.5
+    assert any("all 3 requests were used up" in line for line in done.health.invalid)
+
+
+def test_a_load_that_is_meant_to_end_does_not_run_out(url: str) -> None:
+    finite = msgspec.structs.replace(schedule(None, None, users=1, duration=5.0), finite=True)
+    assert not any("used up" in line for line in run(Target(url, QUICK), finite).health.invalid)
 
 
 def test_what_is_raised_while_a_record_is_kept_ends_the_load(url: str) -> None:

@@ -18,7 +18,7 @@ from bench_servers import H2Server, H2Stream, Reader, Writer, by_hand, request, 
 from headrace_bench.client import target as module
 from headrace_bench.client.request import Client
 from headrace_bench.client.script import delta, ending
-from headrace_bench.client.target import Target, check, parse
+from headrace_bench.client.target import Target, check
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.load.schedule import Planned
 
@@ -104,6 +104,23 @@ def test_one_line_that_says_what_to_do(target: dict[str, Any], status: int, body
     assert "\n" not in str(fault.value)
 
 
+@pytest.mark.parametrize("model", ["", "m"])
+def test_a_headrace_that_is_still_loading(model: str) -> None:
+    seen: list[bytes] = []
+    refusal = b'{"error":{"message":"no model is ready yet","type":"engine_unavailable"}}'
+    line = "it is not ready yet (no model is ready yet): wait until it has loaded its model"
+    with pytest.raises(Fault, match=re.escape(line)):
+        checked({"model": model}, sized(models(), JSON % 200), sized(refusal, JSON % 503), seen=seen)
+    assert seen[1].startswith(b"GET /readyz HTTP/1.1\r\n")
+
+
+def test_a_server_without_models_that_knows_nothing_of_readiness() -> None:
+    with pytest.raises(Fault, match="it has no model 'm': there is none at all"):
+        checked({}, sized(models(), JSON % 200), sized(b"", JSON % 404))
+    with pytest.raises(Fault, match="it has 0 models, name one with --model: it lists none"):
+        checked({"model": ""}, sized(models(), JSON % 200))  # and then it closes the connection
+
+
 def test_not_an_openai_server() -> None:
     with pytest.raises(Fault, match=r"not an OpenAI-compatible server: .*/v1/models gives status 404"):
         checked({}, sized(b"", JSON % 404), sized(b"", JSON % 404))
@@ -161,7 +178,7 @@ def test_what_a_target_cannot_be() -> None:
     ):
         with pytest.raises(Misuse, match=line):
             Target(**{"url": "http://h", "model": "m", **fields})  # type: ignore[arg-type]
-    assert parse("http://h:1/v1") == Target("http://h:1", "m").place
+    assert Target("http://h:1/v1", "m").place == Target("http://h:1", "m").place
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,13 @@ def test_requests_that_never_end_pile_up() -> None:
     assert found.growing
 
 
+def test_an_answer_that_was_done_and_lingered_is_not_in_flight() -> None:
+    asked = schedule(n=40, duration=10.0)
+    whole = [record(i, i / 4, 0.5, gap=0.0, tokens=1) for i in range(40)]
+    lingered = [msgspec.structs.replace(one, done=one.closed, closed=None) for one in whole]
+    assert backlog(asked, lingered) == backlog(asked, whole)
+
+
 def test_overload_grows_and_a_steady_queue_seldom_does() -> None:
     def share(rate: float) -> int:
         trends = [backlog(*queue(rate, 0.1, seed)) for seed in range(20)]

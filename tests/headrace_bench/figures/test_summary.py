@@ -244,6 +244,28 @@ def test_arrivals_offered_and_achieved() -> None:
     assert one.achieved == 0.0
 
 
+def test_later_turns_are_no_arrivals_of_an_open_loop() -> None:
+    first = [answer(i, 100) for i in range(100)]
+    later = [answer(i, 100, scheduled=None, dispatched=i - 99.5) for i in range(100, 110)]
+    schedule = plan(100)
+    turns = tuple(msgspec.structs.replace(schedule.requests[0], index=i, at=None, turn=1) for i in range(100, 110))
+    schedule = msgspec.structs.replace(schedule, requests=(*schedule.requests, *turns))
+    made = summary(*first, *later, schedule=schedule)
+    assert made.counts.scheduled == 110
+    assert made.rates.asked_per_s == made.rates.sent_per_s == 1.0
+    assert [(one.offered, one.achieved) for one in made.arrivals[:2]] == [(0.0, 0.0)] * 2
+    closed = summary(*first, *later, schedule=plan(110, users=3, duration=100.0))
+    assert closed.rates.sent_per_s == 1.1
+    assert (closed.arrivals[0].achieved or 0.0) > 0
+
+
+def test_what_was_sent_again_is_counted() -> None:
+    assert summary(answer(0, 100, resent=True), answer(1, 100)).counts.resent == 1
+    before = encode(summary(answer(0, 100))).replace(b'"resent": 0,', b"")
+    assert b"resent" not in before
+    assert decode(before).counts.resent == 0  # a file from before there was such a count
+
+
 def test_an_invalid_run_says_so_on_top() -> None:
     sick = msgspec.structs.replace(HEALTH, invalid=("sent 9 of 10 requests a second",))
     made = summarise(plan(1), [answer(0, 100)], sick, CHAT)

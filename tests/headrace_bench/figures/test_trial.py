@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from headrace_bench.figures.slo import Slo
+from headrace_bench.figures.summary import summarise
 from headrace_bench.figures.trial import ANSWERED, FIGURES, Place, reduce, sample
 from made_runs import health, record, schedule
 
@@ -25,14 +26,27 @@ def test_figures_of_a_run_with_known_times() -> None:
             "gap_longest": 0.1,
             "stall": 0.0,
             "e2e_p50": 0.6,
-            "tokens_per_s": 10.0,
+            "tokens_per_s": 8.0,
             "goodput": 1.0,
             "attainment": 0.5,
         }
     )
+    # Of the last answer one token came inside the window, four in the drain: 16 in 2 s.
     assert trial.ttfts == pytest.approx((0.1, 0.2, 0.3, 0.4))
     assert len(trial.gaps) == 16
     assert (trial.scheduled, trial.outcomes, trial.seed, trial.invalid) == (4, {"ok": 4}, 1, ())
+
+
+def test_tokens_are_counted_as_a_summary_counts_them() -> None:
+    asked = schedule(n=3, duration=2.0)
+    records = [
+        record(0, 0.0, 0.1),
+        msgspec.structs.replace(record(1, 1.0, 0.75, gap=0.5), completion_tokens=9),  # of five chunks one is inside
+        record(2, 1.5, 0.1, outcome="truncated"),
+    ]
+    seen = sample(asked, records, CHAT)
+    assert seen.tokens == 5 + 2
+    assert summarise(asked, records, health(), CHAT).rates.tokens_per_s == seen.tokens / 2
 
 
 def test_what_did_not_end_well_is_in_attainment_and_in_no_latency() -> None:

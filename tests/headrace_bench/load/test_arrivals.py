@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from headrace_bench.fault import Misuse
+from headrace_bench.figures.stats import dispersion
 from headrace_bench.load.arrivals import (
+    MOST_CV,
     Arrivals,
     Burst,
     Closed,
@@ -17,7 +19,7 @@ from headrace_bench.load.arrivals import (
     Step,
     Trace,
     at_rate,
-    dispersion,
+    expected,
     following,
     parse,
     text,
@@ -67,6 +69,7 @@ def test_its_words_make_it_again(given: str) -> None:
         ("poisson:2,cv=1", "cv is not known here"),
         ("constant:2,3", "has to be a number, not '2,3'"),
         ("gamma:2,cv=0", "cv has to be more than 0"),
+        ("gamma:2,cv=21", "cv has to be at most 20, not 21"),
         ("ramp:5", "ramp:1-10"),
         ("ramp:1-", "has to be a number"),
         ("step:1,,2", "has to be a number"),
@@ -116,7 +119,7 @@ def test_poisson_has_gaps_as_wide_as_their_mean_and_an_index_of_one() -> None:
     found = times(Poisson(100.0), rng(), 400.0)
     gaps = np.diff(found)
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.03)
-    assert dispersion(found, 1.0, 0.0, 400.0) == pytest.approx(1.0, abs=0.25)
+    assert dispersion(found.tolist(), 1.0, 0.0, 400.0) == pytest.approx(1.0, abs=0.25)
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
@@ -124,6 +127,17 @@ def test_gamma_has_the_variation_asked_for(cv: float) -> None:
     gaps = np.diff(times(Gamma(100.0, cv), rng(), 1000.0))
     assert gaps.mean() == pytest.approx(0.01, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_the_widest_gamma_there_is_has_an_end() -> None:
+    found = times(Gamma(50.0, MOST_CV), rng(), 100.0)
+    assert len(found) == 0 or found[-1] < 100.0
+
+
+@pytest.mark.parametrize("given", [Constant(50.0), Poisson(50.0), Burst(25, 0.5), Ramp(10.0, 90.0), Step((20.0, 80.0))])
+def test_how_many_are_expected(given: Drawn) -> None:
+    assert expected(given, 100.0) == pytest.approx(5000)
+    assert abs(len(times(given, rng(), 100.0)) - 5000) < 300
 
 
 def test_a_ramp_grows_and_steps_stand() -> None:
@@ -169,12 +183,3 @@ def test_a_shape_at_another_rate(given: Arrivals, there: Arrivals) -> None:
 def test_what_has_no_rate_cannot_be_set_to_one(given: Arrivals) -> None:
     with pytest.raises(Misuse, match="cannot be set to a rate"):
         at_rate(given, 6.0)
-
-
-def test_dispersion_of_known_counts() -> None:
-    even = np.arange(0, 100, 0.5)
-    assert dispersion(even, 10.0, 0.0, 100.0) == 0.0
-    bunched = np.repeat(np.arange(0, 100, 10.0), 20)  # 20, then nothing for nine seconds
-    assert dispersion(bunched, 1.0, 0.0, 100.0) == pytest.approx(20 * 0.9)
-    assert dispersion([], 1.0, 0.0, 100.0) is None
-    assert dispersion([5.0], 60.0, 0.0, 100.0) is None

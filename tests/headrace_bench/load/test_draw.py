@@ -266,3 +266,24 @@ def test_what_cannot_be_drawn(arrivals: str, workload: str, more: dict[str, Any]
     with pytest.raises(Misuse) as told:
         drawn(arrivals, workload, **more)
     assert why in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ("constant:1e12", {}),
+        ("poisson:1e300", {}),
+        ("gamma:1e9,cv=2", {}),
+        ("burst:2000000", {}),
+        ("burst:1,every=1e-9", {}),
+        ("ramp:1-1e9", {}),
+        ("step:1,1e9", {}),
+        ("closed:1e9", {}),
+        ("closed:1", {"requests": 10**12}),
+        ("constant:1", {"warmup": 1e9}),
+        ("RATES,scale=1e9", {}),
+    ],
+)
+def test_more_than_fits_into_memory_is_one_clear_line(given: str, more: dict[str, Any], files: dict[str, str]) -> None:
+    with pytest.raises(Misuse, match=r"--arrivals .*: about .* requests, and 1,000,000 are the most"):
+        drawn(given.replace("RATES", f"rate:{files['rates']}"), **more)

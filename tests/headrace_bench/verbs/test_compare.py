@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,8 @@ from headrace_bench.__main__ import main
 from headrace_bench.client.run import Run
 from headrace_bench.client.target import Target
 from headrace_bench.duel import duel
+from headrace_bench.figures import summary
+from headrace_bench.figures.summary import Summary
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.report import folder
 from headrace_bench.verbs import compare
@@ -41,6 +44,12 @@ def them(a: Serving, b: Serving, monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers({a.url: 0.2, b.url: 0.1}, noise=0.02)
     monkeypatch.setattr(compare, "duel", functools.partial(duel, run=made.run, calm=lambda: None))
     return made
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer pairs than say anything, where it is about something else."""
+    monkeypatch.setattr(compare, "MIN_PAIRS", 1)
 
 
 def told(out: Path) -> dict[str, object]:
@@ -91,6 +100,7 @@ def test_recorded_runs_are_compared_where_they_asked_the_same(
     assert main(["compare", "--folders", strangers[0], strangers[0]]) == 2
 
 
+@pytest.mark.usefixtures("few")
 def test_a_server_that_dies_in_the_middle_leaves_what_was_measured(
     a: Serving, them: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +142,32 @@ def test_a_server_that_dies_in_the_middle_leaves_what_was_measured(
     assert document["claimed"] is False
 
 
+@pytest.mark.parametrize("where", ["calm", "keep"])
+def test_an_interrupt_between_two_runs_leaves_what_was_measured(
+    where: str, a: Serving, b: Serving, them: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def calm() -> None:
+        if where == "calm" and len(them.asked) == 12 + 4:
+            raise KeyboardInterrupt
+
+    def summarise(*given: Any) -> Summary:
+        if where == "keep" and len(them.asked) == 12 + 5:
+            raise KeyboardInterrupt
+        return summary.summarise(*given)
+
+    monkeypatch.setattr(compare, "duel", functools.partial(duel, run=them.run, calm=calm))
+    monkeypatch.setattr(compare, "summarise", summarise)
+    out = tmp_path / "out"
+    assert main(["compare", "--a", a.url, "--b", b.url, "--pairs", "6", "--out", str(out), *LOAD]) == 130
+    assert capsys.readouterr().err == "headrace-bench: interrupted between two runs; what was measured is kept\n"
+    document = told(out)
+    assert isinstance(document["pairs"], list)
+    assert len(document["pairs"]) == 2
+    assert "it ended before its time: interrupted" in (out / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("few")
 def test_no_pair_that_counts_is_invalid(
     a: Serving, b: Serving, them: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +183,7 @@ def test_no_pair_that_counts_is_invalid(
     assert "INVALID" in (out / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("few")
 def test_a_server_that_we_start_is_ended(
     a: Serving, them: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +215,10 @@ class _Any(dict[str, float]):
         (["--a", "A", "--b", "A", "--a-name", "x", "--b-name", "x"], "both sides are called x", 2),
         (["--a-cmd", "server", "--b", "A"], "where does it listen?", 2),
         (["--a", "A", "--b", "A", "--slo", "fast"], "SLO 'fast'", 2),
+        (["--a", "A", "--b", "A", "--pairs", "5"], "--pairs 5: below 6 no difference can be told from chance", 2),
+        (["--a", "A", "--b", "A", "--floor-pairs", "5"], "--floor-pairs 5: below 6", 2),
+        (["--a", "A", "--b", "A", "--seed", "-1"], "--seed", 2),
+        (["--a", "http://a..b", "--b", "A"], "a host that no name can be", 2),
         (["--folders", "nowhere", "neither"], "nowhere: no such folder", 2),
     ],
 )

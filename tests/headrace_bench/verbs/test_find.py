@@ -65,6 +65,57 @@ def test_a_rate_is_found_and_written(server: Serving, tmp_path: Path, capsys: py
     assert len(told(out)["points"]) == len(said) - 2
     assert said[-2] in (out / "report.html").read_text()
     assert sorted(path.name for path in (out / "plots").iterdir()) == ["goodput.png", "goodput.svg"]
+    assert ">95 %</th>" in (out / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("made")
+def test_the_page_names_the_confidence_that_was_asked_for(server: Serving, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--arrivals", "constant:2", "--high", "4", "--confidence", "0.9", "--out", str(out)]
+    assert main(["find", "--url", server.url, *flags, *LOAD]) == 0
+    page = (out / "report.html").read_text()
+    assert ">90 %</th>" in page
+    assert ">95 %</th>" not in page
+
+
+def test_an_interrupt_between_two_points_leaves_them(
+    server: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = 0
+
+    def settle(*_: object) -> None:
+        nonlocal settled
+        settled += 1
+        if settled == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(find, "settle", settle)
+    monkeypatch.setattr(find, "capacity", functools.partial(capacity, run=answers, clock=lambda: 0.0))
+    out = tmp_path / "out"
+    assert main(["find", "--url", server.url, "--arrivals", "constant:2", "--out", str(out), *LOAD]) == 130
+    assert capsys.readouterr().err == "headrace-bench: interrupted at 8; what was measured is kept\n"
+    assert len(told(out)["points"]) == 2
+    assert (out / "report.html").is_file()
+
+
+def test_a_trace_that_is_too_short_for_more_leaves_its_points(
+    server: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fast(target: Target, schedule: Schedule, *, drain_s: float, on_record: Callable[[Record], None]) -> Run:
+        records = [record(one.index, one.at or 0.0, 0.1, gap=0.001) for one in schedule.requests]
+        return Run(schedule, tuple(records), health(), target, "")
+
+    monkeypatch.setattr(find, "capacity", functools.partial(capacity, run=fast, clock=lambda: 0.0))
+    out, trace = tmp_path / "out", tmp_path / "trace.csv"
+    rows = "".join(f"{n},80,80\n" for n in range(120))
+    trace.write_text("arrival_s,context_tokens,generated_tokens\n" + rows)
+    flags = ["--arrivals", f"trace:{trace},rate=2", "--out", str(out), "--model", "m"]
+    assert main(["find", "--url", server.url, *flags, "--warmup", "10", "--drain", "1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headrace-bench: it ended at ")
+    assert "what was measured is kept: --warmup 10: " in error
+    assert len(told(out)["points"]) >= 1
+    assert (out / "report.html").is_file()
 
 
 @pytest.mark.usefixtures("made")
@@ -115,6 +166,10 @@ def test_nothing_found_is_said_and_fails(server: Serving, tmp_path: Path, capsys
         (["--requests", "5"], "--requests: a search draws"),
         (["--arrivals", "rate:nowhere"], "this kind cannot be set to a rate"),
         (["--target", "1"], "--target"),
+        (["--hang-ups", "0.05"], "--hang-ups 0.05: who hangs up has no whole answer, so no load can reach --target"),
+        (["--hang-ups", "0.5", "--target", "0.6"], "--hang-ups 0.5"),
+        (["--seed", "-1"], "--seed"),
+        (["--arrivals", "constant:1e12"], "1,000,000 are the most that are drawn"),
     ],
 )
 def test_what_cannot_be_is_one_line(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from headrace_bench.figures.summary import summarise
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.record import Health, Outcome, Record
 from headrace_bench.report import folder
+from headrace_bench.verbs import flags
 from headrace_bench.verbs.run import failed_share, status
 
 
@@ -56,6 +59,20 @@ def test_a_run_leaves_a_folder_a_table_and_a_page(
     assert (out / "report.html").stat().st_size > 10_000
     assert "sesame" not in (out / "config.json").read_text()
     assert json.loads((out / "summary.json").read_text())["schema"] >= 1
+
+
+@pytest.mark.parametrize(("headrace", "server"), [(True, "Headrace"), (False, None)])
+def test_what_the_server_says_that_it_is(
+    headrace: bool, server: str | None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = flags.target_of
+
+    def told(given: argparse.Namespace) -> Target:
+        return dataclasses.replace(asked(given), headrace=headrace)
+
+    monkeypatch.setattr(flags, "target_of", told)
+    assert main(command(url, tmp_path / "out", *SHORT)) in (0, 1)
+    assert folder.read(tmp_path / "out").config.server == server
 
 
 def test_a_folder_that_is_there_is_not_written_to(

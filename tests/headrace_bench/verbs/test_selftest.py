@@ -39,8 +39,9 @@ def test_a_case_that_differs_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsy
 def test_misuse() -> None:
     with pytest.raises(Misuse, match="--only z: there are a, b"):
         ran("--only", "z")
-    with pytest.raises(Misuse, match="--seconds 0"):
-        ran("--seconds", "0")
+    for seconds in ("0", "-1", "inf", "nan", "1e300"):
+        with pytest.raises(Misuse, match=r"--seconds .*: give a number above 0, and at most 600"):
+            ran("--seconds", seconds)
 
 
 def test_a_line_says_what_was_found_and_what_was_wanted() -> None:
