@@ -77,7 +77,7 @@ def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> Non
 
 def test_a_trial_is_run_like_the_server_s_engine(tmp_path: Path) -> None:
     given = dataclasses.replace(config(cells=16384), model=Model(path="m.gguf", alias="m"))
-    own, fixed = make_candidate(given)
+    own, fixed = make_candidate(given, ())
     cores = len(os.sched_getaffinity(0))
     assert (own, fixed) == (Candidate("source", cores, True, 512), frozenset())
     other = Candidate("f16", 1, False, 1024)
@@ -93,7 +93,8 @@ def test_a_trial_is_run_like_the_server_s_engine(tmp_path: Path) -> None:
 
 
 def test_what_the_user_set_is_no_candidate() -> None:
-    own, fixed = make_candidate(config(threads=3, step_tokens=128, kv_type="q8_0"))
+    given = ("engine.threads", "engine.step_tokens", "engine.kv_type")
+    own, fixed = make_candidate(config(threads=3, step_tokens=128, kv_type="q8_0"), given)
     assert fixed == {"threads", "step_tokens", "flash_attention"}
     assert own.step_tokens == 128
     model = Model(path="m.gguf", alias="m")
@@ -105,6 +106,20 @@ def test_what_the_user_set_is_no_candidate() -> None:
         1,
     )
     assert job.settings["threads"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("engine.threads", "threads"),
+        ("engine.threads_batch", "threads"),
+        ("engine.flash_attention", "flash_attention"),
+        ("engine.step_tokens", "step_tokens"),
+    ],
+)
+def test_what_the_user_set_to_its_default_is_no_candidate_either(name: str, field: str) -> None:
+    assert make_candidate(config(), [name])[1] == {field}
+    assert make_candidate(config(), ["engine.slots", "slo.profile"])[1] == set()
 
 
 @pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])

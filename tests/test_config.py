@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import cache_home, config_home, engine_environment, load, nearest
+from headrace.config import cache_home, config_home, engine_environment, load, named, nearest
 from headrace.core.errors import StartupError
 from headrace.settings import SETTINGS, Config, Setting, Value
 
@@ -33,6 +33,17 @@ def value_of(config: Config, name: str) -> object:
 
 
 # --- sources
+
+
+def test_what_the_user_has_set_is_known_also_where_it_is_the_default(tmp_path: Path) -> None:
+    assert named(environ=NOWHERE) == frozenset()
+    file = write(tmp_path, "[engine]\nstep_tokens = 512\n")
+    environ = NOWHERE | {"HEADRACE_ENGINE_THREADS": "0"}
+    found = named(file=file, environ=environ, flags={"engine.flash_attention": "true"})
+    assert found == {"engine.step_tokens", "engine.threads", "engine.flash_attention"}
+    assert load(file=file, environ=environ, flags={"engine.flash_attention": "true"}) == Config()
+    with pytest.raises(StartupError, match="unknown setting"):
+        named(environ=NOWHERE, flags={"engine.thread": 1})
 
 
 def test_without_sources_it_is_the_defaults() -> None:

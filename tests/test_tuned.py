@@ -156,7 +156,7 @@ def test_weights_that_are_gone_or_altered_are_not_served(place: Place) -> None:
     assert "gone or altered" in refused(place)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema": 1}', b"\xff\xfe"])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema": 1}', b"\xff\xfe", b'{"made": "\xff"}'])
 def test_a_profile_that_cannot_be_read_is_told_and_never_stops_the_start(place: Place, data: bytes) -> None:
     place.file.parent.mkdir(parents=True)
     place.file.write_bytes(data)
@@ -188,7 +188,7 @@ def test_it_is_written_as_a_whole(place: Place) -> None:
     known = load_profile(place.file)
     assert known is not None
     assert known.settings == {}
-    assert unusable(known, place.model) == ""
+    assert unusable(known, place.model, place.file) == ""
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(place: Place) -> None:
@@ -224,6 +224,61 @@ def test_the_weights_of_the_profile_before_are_removed(place: Place) -> None:
     save_profile(place.file, place.profile())
     replace_profile(place.file, place.profile(converted=None))
     assert not place.weights.exists()
+
+
+def test_weights_elsewhere_are_not_served(place: Place, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.gguf"
+    elsewhere.write_bytes(b"GGUF" * 200)
+    for path in (elsewhere, place.weights.parent / ".." / "tuned" / place.weights.name):
+        save_profile(place.file, place.profile(converted=msgspec.structs.replace(describe(path), path=str(path))))
+        note = refused(place)
+        assert f"are not in {place.weights.parent}" in note
+        assert str(path) in note
+
+
+def another(place: Place, folder: Path) -> Path:
+    """The profile of a copy of the model, which is served with the same weights."""
+    copy = folder / "copy" / place.model.name
+    copy.parent.mkdir()
+    copy.write_bytes(place.model.read_bytes())
+    file = profile_file(place.cache, copy)
+    save_profile(file, place.profile(source=describe(copy)))
+    return file
+
+
+def test_weights_that_another_profile_uses_stay(place: Place, tmp_path: Path) -> None:
+    save_profile(place.file, place.profile())
+    other = another(place, tmp_path)
+    replace_profile(place.file, place.profile(converted=None))
+    assert place.weights.exists()
+    save_profile(place.file, place.profile())
+    assert forget(place.file) == [place.file]
+    assert place.weights.exists()
+    assert forget(other) == [other, place.weights], "the last one takes them along"
+
+
+def test_weights_that_a_profile_of_another_version_uses_stay(place: Place, tmp_path: Path) -> None:
+    save_profile(place.file, place.profile())
+    other = another(place, tmp_path)
+    other.write_bytes(other.read_bytes().replace(b'"schema": 1', b'"schema": 0'))
+    assert forget(place.file) == [place.file]
+    assert place.weights.exists()
+
+
+def test_forgetting_an_older_profile_removes_what_it_names(place: Place) -> None:
+    bystander = place.weights.with_name("Other-y.F16.gguf")
+    bystander.write_bytes(b"GGUF")
+    save_profile(place.file, msgspec.structs.replace(place.profile(), schema=SCHEMA + 1))
+    assert forget(place.file) == [place.file, place.weights]
+    assert bystander.exists()
+    assert place.model.exists()
+
+
+def test_forgetting_never_removes_the_model_itself(place: Place) -> None:
+    place.file = profile_file(place.cache, place.weights)
+    save_profile(place.file, place.profile(source=describe(place.weights), converted=None, settings={"engine.none": 1}))
+    assert forget(place.file) == [place.file]
+    assert place.weights.exists()
 
 
 def test_a_model_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from headrace.server.model import ServedModel
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
-from headrace.settings import Config, Engine
+from headrace.settings import Config
 from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
@@ -221,13 +221,16 @@ def make_blueprint(config: Config) -> Blueprint:
     )
 
 
-def make_candidate(config: Config) -> tuple[Candidate, frozenset[str]]:
-    """What is used untuned, and which fields of it the user has set: those are not varied."""
-    e, usual = config.engine, Engine()
-    fixed = {name for name in ("flash_attention", "step_tokens") if getattr(e, name) != getattr(usual, name)}
-    if e.threads or e.threads_batch:
+def make_candidate(config: Config, given: Collection[str]) -> tuple[Candidate, frozenset[str]]:
+    """What is used untuned, and which fields of it the user has set (`given`, by name): those are not varied.
+
+    One that is set to its default counts: it would win over the profile.
+    """
+    e = config.engine
+    fixed = {name for name in ("flash_attention", "step_tokens") if f"engine.{name}" in given}
+    if not {"engine.threads", "engine.threads_batch"}.isdisjoint(given):
         fixed.add("threads")
-    if e.kv_type != usual.kv_type:
+    if e.kv_type != "f16":
         fixed.add("flash_attention")  # it cannot do without
     if not config.optimizations.adaptive_chunks:
         fixed.add("step_tokens")  # which is not used then

@@ -41,10 +41,26 @@ def load(
     `file` None: the one under XDG_CONFIG_HOME, if it exists. `flags`: dotted name → value, or its text. `tuned`: the
     settings of a profile, see `headrace.tuned`.
     """
-    environ = os.environ if environ is None else environ
     values: dict[str, Value] = {}
     for name, value in (tuned or {}).items():
         values[name] = _checked(_find(name, "tuned profile"), value, "tuned profile", text=False)
+    values.update(_given(file, flags, environ))
+    config = Config(**{section: kind(**_of(section, values)) for section, kind in SECTIONS.items()})
+    _check_together(config)
+    return config
+
+
+def named(
+    *, file: Path | None = None, flags: Mapping[str, Value] | None = None, environ: Mapping[str, str] | None = None
+) -> frozenset[str]:
+    """The settings that the user has set, also to their defaults. Arguments as for `load`. Raises StartupError."""
+    return frozenset(_given(file, flags, environ))
+
+
+def _given(file: Path | None, flags: Mapping[str, Value] | None, environ: Mapping[str, str] | None) -> dict[str, Value]:
+    """What file, environment and flags say, checked one by one."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Value] = {}
     if file is None:
         home = config_home(environ)
         usual = None if home is None else home / "config.toml"
@@ -56,9 +72,7 @@ def load(
         values[name] = _checked(SETTINGS[name], value, f"environment variable {variable}", text=True)
     for name, value in (flags or {}).items():
         values[name] = _checked(_find(name, "command line"), value, "command line", text=True)
-    config = Config(**{section: kind(**_of(section, values)) for section, kind in SECTIONS.items()})
-    _check_together(config)
-    return config
+    return values
 
 
 def _of(section: str, values: Mapping[str, Value]) -> dict[str, Value]:

@@ -143,7 +143,7 @@ def load_profile(file: Path) -> Profile | None:
         raise StartupError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
     try:
         profile = msgspec.json.decode(data, type=Profile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"{file}: is no tuned profile ({error}): {AGAIN}") from None
     if profile.schema != SCHEMA or not set(profile.settings) <= set(TUNABLE):
         raise StartupError(f"{file}: is a tuned profile of another version of Headrace: {AGAIN}")
@@ -164,25 +164,26 @@ def save_profile(file: Path, profile: Profile) -> None:
 
 
 def replace_profile(file: Path, profile: Profile, *, keep: bool = False) -> None:
-    """Save it; unless `keep`, the weights of the one before it are removed. Raises StartupError."""
+    """Save it; unless `keep`, or another profile uses them, the old one's weights are removed. Raises StartupError."""
     try:
         before = load_profile(file)
     except StartupError:
         before = None
     save_profile(file, profile)
     old = _converted(file, before)
-    if old is not None and not keep and old != _converted(file, profile):
+    if old is not None and not keep and old != _converted(file, profile) and not _is_shared(old, file):
         with suppress(OSError):
             old.unlink(missing_ok=True)
 
 
 def forget(file: Path) -> list[Path]:
-    """Remove a profile and the weights that were made for it; what was removed. Raises StartupError."""
+    """Remove a profile and the weights that were made for it alone; what was removed. Raises StartupError."""
     try:
         made = _converted(file, load_profile(file))
+        weights = [] if made is None else [made]
     except StartupError:
-        made = None
-    doomed = [path for path in (file, made) if path is not None and path.exists()]
+        weights = _named_in(file)
+    doomed = [path for path in (file, *weights) if path.exists() and not _is_shared(path, file)]
     try:
         for path in doomed:
             path.unlink()
@@ -196,17 +197,54 @@ def _converted(file: Path, profile: Profile | None) -> Path | None:
     if profile is None or profile.converted is None:
         return None
     made = Path(profile.converted.path)
-    return made if made.parent == file.parent.parent / "models" / "tuned" and made.suffix == ".gguf" else None
+    return made if made.parent == weights_folder(file) and made.suffix == ".gguf" else None
 
 
-def unusable(profile: Profile, model: Path) -> str:
-    """Why a profile is not for this model file here and now; "" if it is."""
+def weights_folder(file: Path) -> Path:
+    """Where the files are kept that were made for the profile `file` and those beside it."""
+    return file.parent.parent / "models" / "tuned"
+
+
+def _named_in(file: Path) -> list[Path]:
+    """What a profile that cannot be understood was made with: the files of ours whose names stand in it."""
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return []
+    own = file.name.rpartition(".")[0].rpartition(".")[0]  # that of the model, which may be one of ours itself
+    return [path for path in sorted(weights_folder(file).glob("*.gguf")) if path.stem != own and _names(data, path)]
+
+
+def _is_shared(path: Path, file: Path) -> bool:
+    """Does another profile than `file` name it? Two copies of a model are converted once, as the bytes are the same."""
+    if path == file:
+        return False
+    for other in file.parent.glob("*.json"):
+        if other != file:
+            try:
+                if _names(other.read_bytes(), path):
+                    return True
+            except OSError:
+                return True  # nobody knows
+    return False
+
+
+def _names(data: bytes, path: Path) -> bool:
+    """Also in a profile of another version, or half of one."""
+    name = path.name.encode("utf-8", "surrogateescape").replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return b"/" + name + b'"' in data
+
+
+def unusable(profile: Profile, model: Path, file: Path) -> str:
+    """Why the profile in `file` is not for this model file here and now; "" if it is."""
     if not is_unchanged(profile.source, model):
         return "the tuned profile is for another file"
     if (profile.machine, profile.cores) != (machine(), cores()):
         return "the tuned profile is for another machine"
     if profile.library != library():
         return f"the tuned profile is for llama-cpp-python {profile.library}"
+    if profile.converted is not None and _converted(file, profile) is None:
+        return f"the weights of the tuned profile are not in {weights_folder(file)} ({profile.converted.path})"
     if profile.converted is not None and not is_unchanged(profile.converted, Path(profile.converted.path)):
         return f"the weights of the tuned profile are gone or altered ({profile.converted.path})"
     return ""
@@ -222,7 +260,7 @@ def apply_profile(config: Config, cache: Path, model: Path, load: Callable[[Mapp
         profile = load_profile(file)
         if profile is None:
             return untuned
-        if why := unusable(profile, model):
+        if why := unusable(profile, model, file):
             return replace(untuned, note=f"{why}: it is not used; {AGAIN}")
         config = load(profile.settings)
     except StartupError as error:

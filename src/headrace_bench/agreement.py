@@ -107,8 +107,11 @@ def chats(seed: int) -> Schedule:
 
 
 def measured(target: Target, seed: int) -> Seen:
-    """By this client."""
-    return seen(run(target, chats(seed)).records)
+    """By this client. Raises Fault, and KeyboardInterrupt: a load that is interrupted ends without."""
+    ran = run(target, chats(seed))
+    if ran.interrupted:
+        raise KeyboardInterrupt
+    return seen(ran.records)
 
 
 def seen(records: Sequence[Record]) -> Seen:

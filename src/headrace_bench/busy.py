@@ -23,6 +23,7 @@ from typing import Any
 from headrace_bench import bars
 from headrace_bench.bars import Results
 from headrace_bench.lab import HEADRACE, Lab
+from headrace_bench.report.folder import without_keys
 from headrace_bench.server import NotReady, Server
 
 START = Callable[[], Server]
@@ -94,7 +95,7 @@ def _once(
         out.unlink(missing_ok=True)
     return {
         "server": name,
-        "command": server.command,
+        "command": list(without_keys(server.command)),
         "environment": server.env,
         "round": turn,
         "seed": turn,

@@ -26,6 +26,9 @@ from headrace_bench.lab import Lab, words
 from headrace_bench.server import Server
 from headrace_bench.wire import Answer, chat
 
+LIMIT_S = 900.0
+"""Longest time for one child; the load client gives up on a silent stream after 300 s by itself."""
+
 BARE = """
 import json, sys, time
 import llama_cpp.llama_cpp as C
@@ -79,6 +82,7 @@ def decode(lab: Lab) -> dict[str, Any]:
                 capture_output=True,
                 check=True,
                 text=True,
+                timeout=LIMIT_S,
             )
             found = {"bare_tok_s": float(json.loads(bare.stdout))}
             for server in servers if i % 2 else servers[::-1]:
@@ -121,7 +125,10 @@ def _peerload(lab: Lab, server: Server, only: Sequence[str], seed: int) -> Any:
         [*command, "--only", ",".join(only), "--seed", str(seed), "--out", str(out)],
         check=True,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        timeout=LIMIT_S,
     )
     return json.loads(out.read_text())
 

@@ -128,17 +128,28 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if size >= 0 else None
 
     def tokens(self, text: bytes) -> list[int]:
-        """The text's tokens, with what the vocabulary puts before a text."""
+        """The text's tokens, with what the vocabulary puts before a text, without what it puts behind.
+
+        An end is no part of the text: scored, it would make one vocabulary's figure worse than another's.
+        """
         found = (ctypes.c_int32 * (len(text) + 8))()
         n = self.C.llama_tokenize(self.vocab, text, len(text), found, len(found), True, False)
         if n < 0:
             raise Unreadable("its vocabulary does not tokenise the text")
-        return list(found[:n])
+        tokens = list(found[:n])
+        if tokens and self.C.llama_vocab_get_add_eos(self.vocab) and tokens[-1] == self.C.llama_vocab_eos(self.vocab):
+            del tokens[-1]
+        return tokens
 
     def bytes_of(self, token: int) -> int:
         """How many bytes of text a token stands for."""
-        buffer = ctypes.create_string_buffer(256)
-        return max(0, int(self.C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)))
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            found = int(self.C.llama_token_to_piece(self.vocab, token, buffer, size, 0, False))
+            if found >= -size:  # as many as it needs, negative, if they are more than there is room for
+                return max(0, found)
+            size = -found
 
     def decode(self, tokens: Sequence[int], outputs: int) -> None:
         """Computes `tokens` as a text of their own, keeping the logits of the last `outputs`. Raises Unreadable."""

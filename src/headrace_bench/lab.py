@@ -67,10 +67,12 @@ class Lab:
     def headrace(self, *flags: str, model: str | None = None, name: str = HEADRACE, ssd: Path | None = None) -> Server:
         """The server under test, as a user would start it, but with an empty disk tier.
 
-        What an earlier run left there would make a cold prompt warm. A directory given as `ssd` stays.
+        What an earlier run left there would make a cold prompt warm. A directory given as `ssd` stays. What `headrace
+        tune` found is not used: it may serve another file than the one that the tables name.
         """
         scratch = Path(tempfile.mkdtemp(prefix="headrace-bench-")) if ssd is None else None
-        settings = ["--set", f"engine.threads={self.threads}", "--set", f"engine.threads_batch={self.threads}"]
+        settings = ["--set", "model.tuned=false"]
+        settings += ["--set", f"engine.threads={self.threads}", "--set", f"engine.threads_batch={self.threads}"]
         settings += ["--set", f"tiers.ssd_path={ssd or scratch}"]
         port = free_port()
         command = [sys.executable, "-m", "headrace", "serve", model or str(self.model), "--port", str(port)]

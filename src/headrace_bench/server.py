@@ -59,29 +59,46 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
+        """Also an interrupt while it starts leaves no process and no scratch folder."""
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self) -> None:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self._env)
         end = time.monotonic() + self._ready_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > end:
                 tail = self._log.read_text(errors="replace")[-400:]
-                self.__exit__(None, None, None)
                 raise NotReady(f"{self.name} did not become ready: {tail}")
             time.sleep(0.1)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        try:
+            self._end()
+        finally:
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if process.poll() is None:  # too slow, or who waited was interrupted once more
+                process.kill()
+                process.wait()
 
     def _answers(self) -> bool:
         try:
@@ -99,7 +116,10 @@ class Server:
 
     def biggest_child(self) -> int:
         """The child with most memory: the engine, where that is a process of its own. ValueError: there is none."""
-        return max(self.pids()[1:], key=resident)
+        children = self.pids()[1:]
+        if not children:
+            raise ValueError(f"{self.name} has no child process")
+        return max(children, key=resident)
 
     def rss(self) -> int:
         """Resident bytes of the server process itself, without its engine's."""

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import tuned
 from headrace.cli import tune
+from headrace.cli.entry import main
 from headrace.cli.tune import Wish, formats, table
 from headrace.config import load
 from headrace.core.errors import StartupError
@@ -153,8 +154,46 @@ def test_trials_run_as_the_server_would(fake: Fake) -> None:
 
 
 def test_what_the_user_set_is_left_alone(fake: Fake) -> None:
-    tune.run(fake.config(**{"engine.threads": "1", "engine.kv_type": "q8_0"}), Wish(formats=()))
+    flags = {"engine.threads": "1", "engine.kv_type": "q8_0"}
+    tune.run(fake.config(**flags), Wish(formats=()), frozenset(flags))
     assert {(job.settings["threads"], job.settings["flash_attention"]) for job in fake.jobs} == {(1, True)}
+
+
+def test_what_the_user_set_to_its_default_is_left_alone(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_ENGINE_THREADS_BATCH", "0")
+    with pytest.raises(SystemExit) as end:
+        main(["tune", str(fake.model), "--only", "source"])
+    assert not end.value.code
+    assert {job.settings["threads_batch"] for job in fake.jobs} == {2}
+
+
+def test_a_path_that_is_not_utf_8_is_one_line(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.model = fake.model.rename(fake.model.with_name("T\udcffny.gguf"))
+    for verb in ([], ["--show"], ["--forget"]):
+        with pytest.raises(SystemExit) as end:
+            main(["tune", str(fake.model), *verb])
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert "T\\udcffny.gguf': the path is not UTF-8" in said
+        assert said.count("\n") == 1
+    assert not fake.jobs
+
+
+def test_forgetting_a_broken_profile_says_where_to_look(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tuned.profile_file(fake.cache, fake.model)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"{")
+    left = fake.cache / "models" / "tuned" / "Tiny-x.F16.gguf"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    tune.forget(fake.config())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"removed {file}" in said
+    assert f"what was made for it may be in {fake.cache / 'models' / 'tuned'}" in said
+    assert tuned.AGAIN not in said
+    assert left.exists(), "nobody knows whose it is"
+    tune.forget(fake.config())
+    assert "may be in" not in capsys.readouterr().out
 
 
 def test_formats_are_named() -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from headrace_bench import agreement
 from headrace_bench.agreement import Agreement, Seen, agree, chats, reported, seen
 from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault
@@ -30,6 +32,13 @@ def test_percentiles_are_taken_as_the_other_client_takes_them() -> None:
 def test_a_chat_that_failed_is_no_measurement() -> None:
     with pytest.raises(Fault, match=r"1 of 2 chats failed \(http"):
         seen([chat(0, 0.1, 0.1), chat(1, 0.1, outcome="http")])
+
+
+def test_an_interrupted_load_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SimpleNamespace(records=[chat(0, 0.1, 0.1)], interrupted=True)
+    monkeypatch.setattr(agreement, "run", lambda *_: whole)
+    with pytest.raises(KeyboardInterrupt):
+        agreement.measured(TARGET, 1)
 
 
 def test_both_take_turns_and_the_middle_ratio_decides() -> None:

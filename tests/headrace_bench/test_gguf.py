@@ -5,11 +5,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace_bench.gguf import START, STEP, TEXT, WINDOW, first_scored, surprise, windows
+from headrace_bench.gguf import START, STEP, TEXT, WINDOW, Model, first_scored, surprise, windows
 
 
 @pytest.mark.parametrize("n", [301, 512, 513, 1000, 1524])
@@ -39,6 +40,45 @@ def test_the_text_is_long_enough_and_plain() -> None:
     text = TEXT.read_text(encoding="utf-8")
     assert len(text) > 4 * START
     assert text.isascii()
+
+
+class Library:
+    """A vocabulary in which a byte is a token, 2 the end of a text, and 3 a piece of 1,000 bytes."""
+
+    def __init__(self, *, adds_eos: bool) -> None:
+        self.adds_eos = adds_eos
+
+    def llama_tokenize(self, _vocab: Any, text: bytes, n: int, into: Any, room: int, *_: Any) -> int:
+        found = [*text, *([2] if self.adds_eos else [])]
+        assert len(text) == n
+        assert len(found) <= room
+        into[: len(found)] = found
+        return len(found)
+
+    def llama_vocab_get_add_eos(self, _vocab: Any) -> bool:
+        return self.adds_eos
+
+    def llama_vocab_eos(self, _vocab: Any) -> int:
+        return 2
+
+    def llama_token_to_piece(self, _vocab: Any, token: int, _buffer: Any, room: int, *_: Any) -> int:
+        size = 1000 if token == 3 else 1
+        return size if size <= room else -size
+
+
+def vocabulary(*, adds_eos: bool = False) -> Model:
+    model = Model.__new__(Model)
+    model.C, model.vocab = Library(adds_eos=adds_eos), None
+    return model
+
+
+def test_an_end_that_the_vocabulary_adds_is_not_scored() -> None:
+    assert vocabulary(adds_eos=True).tokens(b"ab") == [97, 98]
+    assert vocabulary().tokens(b"ab\x02") == [97, 98, 2], "one that stands in the text is text"
+
+
+def test_a_long_piece_counts_with_all_its_bytes() -> None:
+    assert [vocabulary().bytes_of(token) for token in (97, 3)] == [1, 1000]
 
 
 def ask(file: Path, *flags: str) -> tuple[int, dict[str, object], str]:

@@ -81,6 +81,11 @@ def test_ours_starts_with_an_empty_disk(tmp_path: Path) -> None:
     assert f"tiers.ssd_path={tmp_path}" in lab.headrace(ssd=tmp_path).command
 
 
+def test_ours_serves_the_file_that_the_table_names(tmp_path: Path) -> None:
+    command = Lab(MODEL, tmp_path).headrace("--set", "model.tuned=true", ssd=tmp_path).command
+    assert command.index("model.tuned=false") < command.index("model.tuned=true"), "the later one wins"
+
+
 def test_words_are_the_same_for_a_seed() -> None:
     assert words(random.Random(1), 5) == words(random.Random(1), 5)
     assert len(words(random.Random(1), 900).split()) == 900

@@ -46,6 +46,26 @@ def test_what_it_wrote_goes_with_it(tmp_path: Path) -> None:
         assert not scratch.exists()
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_it_starts_leaves_nothing(
+    end: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def interrupted(self: Server) -> bool:
+        started.extend(self.pids())
+        raise end
+
+    monkeypatch.setattr(Server, "_answers", interrupted)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.raises(end), web(tmp_path, scratch=scratch):
+        pass
+    assert started
+    assert not Path(f"/proc/{started[0]}").exists()
+    assert not scratch.exists()
+
+
 def test_the_engine_is_the_child_with_most_memory(tmp_path: Path) -> None:
     port = free_port()
     program = """
@@ -64,6 +84,11 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bi
         assert resident(server.biggest_child()) > 64 << 20
         assert server.biggest_child() in children
         assert server.rss() == resident(own)
+
+
+def test_one_without_a_child_has_no_engine(tmp_path: Path) -> None:
+    with web(tmp_path) as server, pytest.raises(ValueError, match="web has no child process"):
+        server.biggest_child()
 
 
 def test_nobody_has_no_memory() -> None:

@@ -91,7 +91,7 @@ def tune(
 ) -> int:
     """Measure how MODEL runs best on this machine, for `headrace serve` to use it."""
     from headrace.cli import tune as verb
-    from headrace.config import load
+    from headrace.config import load, named
 
     if show and forget:
         raise click.UsageError("give --show or --forget")
@@ -102,7 +102,7 @@ def tune(
     if forget:
         return verb.forget(config)
     wish = verb.Wish(rounds or (2 if quick else 3), quick, verb.formats(only), allow_loss, keep, anyway)
-    return verb.run(config, wish)
+    return verb.run(config, wish, named(file=file, flags=flags))
 
 
 @headrace.group()

@@ -57,13 +57,13 @@ def formats(only: str | None) -> tuple[Format, ...]:
     return tuple(TARGETS[name] for name in names if name != SOURCE)
 
 
-def run(config: Config, wish: Wish) -> int:
-    """The verb. Raises StartupError."""
+def run(config: Config, wish: Wish, given: frozenset[str] = frozenset()) -> int:
+    """The verb. `given`: the settings that the user has set, by name. Raises StartupError."""
     model = _file(config)
-    folder = cache_home() / "models" / "tuned"
+    folder = tuned.weights_folder(_spelled(tuned.profile_file(cache_home(), model)))
     known = tuned.describe(model)
     source = Source(model, known.digest, file_type(model))
-    own, fixed = make_candidate(config)
+    own, fixed = make_candidate(config, given)
     environ = engine_environment(config.engine.spin)
     cores = tuned.cores()
     itl = make_pace(config).itl
@@ -108,7 +108,7 @@ def show(config: Config) -> int:
     _print(profile)
     out = console(sys.stdout)
     out.print(f"{_ending(profile)} Measured on {profile.made}, with the targets of {profile.slo}; {file}")
-    if why := tuned.unusable(profile, model):
+    if why := tuned.unusable(profile, model, file):
         out.print(f"It is not used: {why}; {tuned.AGAIN}")
     return 0
 
@@ -116,10 +116,20 @@ def show(config: Config) -> int:
 def forget(config: Config) -> int:
     """`--forget`: as if it had never been run. Raises StartupError."""
     model = _file(config)
-    removed = tuned.forget(tuned.profile_file(cache_home(), model))
+    file = tuned.profile_file(cache_home(), model)
+    unread = ""
+    try:
+        tuned.load_profile(file)
+    except StartupError as error:
+        unread = error.message
+    removed = tuned.forget(file)
     out = console(sys.stdout)
     for path in removed:
         out.print(f"removed {path}")
+    if unread and len(removed) < 2 and any(tuned.weights_folder(file).glob("*.gguf")):
+        out.print(
+            f"{unread.removesuffix(f': {tuned.AGAIN}')}; what was made for it may be in {tuned.weights_folder(file)}"
+        )
     if not removed:
         out.print(f"there is no tuned profile for {model} on this machine")
     return 0
@@ -165,7 +175,16 @@ def _stoppable() -> Iterator[None]:
 def _file(config: Config) -> Path:
     if script_rate(config.model.path) is not None:
         raise StartupError(f"{config.model.path}: a scripted model computes nothing, there is nothing to tune")
-    return fetch(config.model.path)
+    return _spelled(fetch(config.model.path))
+
+
+def _spelled(path: Path) -> Path:
+    """A profile is JSON, which holds no other names. Raises StartupError."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise StartupError(f"{str(path)!a}: the path is not UTF-8, so no profile can name it: rename it") from None
+    return path
 
 
 def _profile(config: Config, source: tuned.Bytes, outcome: Outcome, own: Candidate, itl: float) -> tuned.Profile:

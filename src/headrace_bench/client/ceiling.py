@@ -80,9 +80,11 @@ def _streams(target: Target, seconds: float, say: Callable[[str], None]) -> Iter
 
 
 def _run(target: Target, schedule: Schedule, drain_s: float) -> tuple[Run, float | None]:
-    """And the seconds for which the client had no processor."""
+    """And the seconds for which the client had no processor. Raises KeyboardInterrupt: the load ends without."""
     before = runqueue.waited()
     done = run(target, schedule, drain_s=drain_s)
+    if done.interrupted:
+        raise KeyboardInterrupt
     return done, runqueue.between(before, runqueue.waited())
 
 

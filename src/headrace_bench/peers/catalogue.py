@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,18 +79,18 @@ def find(
                 place = row.locate(home)
             if place is None:
                 raise Fault("its program is not where it should be" if install else "not installed (--install does it)")
+            if name == example_server.NAME:
+                kept.share_engine(place.parent / "venv")
             if name == vllm.NAME and model is not None:
                 weights = vllm.weights(place, model)
             places[name], versions[name] = place, row.version(place)
-        except Fault as error:
+        except (Fault, OSError, tarfile.TarError) as error:
             failed[row.install] = left_out[name] = str(error)
     return Found(_programs(places, weights), versions, left_out)
 
 
 def _programs(places: Mapping[str, Path], weights: Path | None) -> Programs:
     source = places.get(example_server.NAME)
-    if source is not None:
-        kept.share_engine(source.parent / "venv")
     found = Programs(
         llama_server=places.get(llama_server.NAME) or places.get(llama_server.TUNED_NAME),
         server_py=source,

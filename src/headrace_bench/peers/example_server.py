@@ -36,7 +36,7 @@ def folder(home: Path) -> Path:
 def locate(home: Path) -> Path | None:
     """The source file; None where it is not installed."""
     place = folder(home)
-    return place / NAME if (place / kept.LAST).is_file() else None
+    return place / NAME if (place / kept.LAST).is_file() and (place / NAME).is_file() else None
 
 
 def python(source: Path) -> Path:
@@ -51,7 +51,10 @@ def install(home: Path) -> None:
     kept.pip(runs, "install", "typing-extensions", *NEEDS)
     requirement = f"{kept.ENGINE}=={kept.engine_version()}"
     kept.pip(runs, "download", "--no-binary", ":all:", "--no-deps", "--dest", str(place), requirement)
-    for archive in place.glob("llama_cpp_python-*.tar.gz"):
+    archives = list(place.glob("llama_cpp_python-*.tar.gz"))
+    if not archives:
+        raise Fault(f"pip brought no source archive of {requirement}")
+    for archive in archives:
         extract(archive, place / NAME)
         archive.unlink()
     kept.share_engine(place / "venv")

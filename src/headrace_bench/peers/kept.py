@@ -17,15 +17,19 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from headrace_bench.fault import Fault
 
 ENGINE = "llama-cpp-python"
 LAST = ".complete"
+STOP_S = 5.0
+"""A tool that is told to end may take so long to clean up."""
 
 
 def home() -> Path:
@@ -51,15 +55,39 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def act(command: Sequence[str]) -> None:
-    """Runs a step of an installation; what it prints is shown only if it fails. Raises Fault."""
+    """Runs a step of an installation; what it prints is shown only if it fails. Raises Fault.
+
+    Who is interrupted leaves nothing behind that still compiles: the step has a process group of its own, which ends.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        step = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", process_group=0
+        )
     except OSError as error:
         raise Fault(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        said = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+    with step:
+        try:
+            out, err = step.communicate()
+        except BaseException:
+            _end(step)
+            raise
+    if step.returncode:
+        said = [line.strip() for line in (out + "\n" + err).splitlines() if line.strip()]
         errors = [line for line in said if "error" in line.lower()] or said
         raise Fault(f"{Path(command[0]).name} {' '.join(command[1:])[:120]}: {(errors or ['no word'])[-1][:200]}")
+
+
+def _end(step: subprocess.Popen[str]) -> None:
+    """Its whole group: pip's compilers too."""
+    try:
+        os.killpg(step.pid, signal.SIGTERM)
+        step.wait(timeout=STOP_S)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(step.pid, signal.SIGKILL)
+        step.wait()
 
 
 def site(folder: Path) -> Path | None:

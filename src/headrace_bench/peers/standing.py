@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace_bench import bars
 from headrace_bench.bars import Figure, Results, number
+from headrace_bench.report.table import scrubbed
 
 COLUMNS = ("scenario", "figure")
 EVEN = 1.0
@@ -97,15 +98,10 @@ def failures(rounds: Sequence[Results], scenarios: Sequence[str]) -> list[str]:
     for turn, round_ in enumerate(rounds, 1):
         for name, result in round_.items():
             if "failed" in result:
-                lines.append(f"round {turn}: `{name}`: {one_line(result['failed'])}")
+                lines.append(f"round {turn}: `{name}`: {scrubbed(result['failed'])}")
             for scenario in scenarios:
                 failed = result.get(scenario, {}).get("failed")
                 if failed:
-                    what = f"{failed} requests failed" if isinstance(failed, int) else one_line(failed)
+                    what = f"{failed} requests failed" if isinstance(failed, int) else scrubbed(failed)
                     lines.append(f"round {turn}: `{name}`: {scenario}: {what}")
     return lines
-
-
-def one_line(text: object, limit: int = 200) -> str:
-    """The start of a message, without its line ends."""
-    return " ".join(str(text).split())[:limit]

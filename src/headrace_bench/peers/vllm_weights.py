@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -22,6 +23,15 @@ def convert(source: Path, folder: Path) -> None:
     transformers = importlib.import_module("transformers")
     scratch = folder.with_name(folder.name + ".part")
     shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        _write(torch, transformers, source, scratch)
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _write(torch: Any, transformers: Any, source: Path, folder: Path) -> None:
     at = {"gguf_file": source.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, **at)
     unpacked = transformers.GgufConfig(dequantize=True)
@@ -32,9 +42,8 @@ def convert(source: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
-    model.save_pretrained(scratch)
-    tokenizer.save_pretrained(scratch)
-    scratch.rename(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

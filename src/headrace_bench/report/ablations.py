@@ -15,7 +15,7 @@ from headrace_bench.ablation import Finding, Side
 from headrace_bench.figures.schema import Value
 from headrace_bench.report.machine import Machine
 from headrace_bench.report.rows import BLANK, interval, number, share
-from headrace_bench.report.table import Table
+from headrace_bench.report.table import Table, scrubbed
 
 HEADS = (
     "switch", "figure", "on", "off", "on against off", "A/A floor", "verdict", "TTFT p50", "TTFT p95", "TTFT p99",
@@ -61,8 +61,8 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def failed(switch: str, why: str) -> dict[str, Any]:
-    """The row of a switch that could not be measured."""
-    return {"switch": switch, "failed": why}
+    """The row of a switch that could not be measured; `why` may be a program's words."""
+    return {"switch": switch, "failed": scrubbed(why, 300)}
 
 
 def table(

@@ -41,9 +41,16 @@ SCHEMA = 1
 CONFIG, SCHEDULE, REQUESTS, HEALTH = "config.json", "schedule.jsonl", "requests.jsonl", "health.json"
 SUMMARY, TABLE, HISTOGRAMS, PLOTS, PAGE = "summary.json", "summary.csv", "hist", "plots", "report.html"
 
-SECRETS = ("--key", "--api-key")
+SECRETS = ("--key", "--api-key", "--api_key")
 OPEN = ("--a",)
 """A flag of its own, though a secret one begins like it."""
+INSIDE = re.compile(
+    r"""((?<![\w-])--(?:k|ke|ap|api|api[-_]|api[-_]ke?|[\w-]*(?:key|token|secret|password))(?:=|\s+)"""  # --key SECRET
+    r"""|[\w.]*(?:key|token|secret|password)=|\bbearer\s+)"""  # SERVER_KEY=SECRET, server.key=SECRET
+    r"""(?:(?:'[^']*'|"[^"]*"|[^\s'"])+|\S+)""",
+    re.IGNORECASE,
+)
+"""A secret in the middle of a text, in group 1 what stands before it."""
 
 T = TypeVar("T")
 
@@ -66,25 +73,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     server: str | None = None
     """What the target says that it is."""
-    server_command: str | None = None
-    """Where the laboratory started it."""
     notes: tuple[str, ...] = ()
 
 
 def config(
     *, verb: str, command: Sequence[str], url: str, model: str, seed: int, wall: str, flags: Mapping[str, Any],
-    server: str | None = None, server_command: str | None = None, notes: Sequence[str] = (),
+    server: str | None = None, notes: Sequence[str] = (),
 ) -> Config:  # fmt: skip
     """A `Config` of this machine and these libraries. Keys in the command, the flags and the URL are left out."""
     kept = {name: _plain(value) for name, value in flags.items() if f"--{name.replace('_', '-')}" not in SECRETS}
     return Config(
         verb=verb, command=without_keys(command), url=without_user(url), model=model, seed=seed, wall=wall, flags=kept,
-        versions=versions(), machine=machine(), server=server, server_command=server_command, notes=tuple(notes),
+        versions=versions(), machine=machine(), server=server, notes=tuple(notes),
     )  # fmt: skip
 
 
 def without_keys(command: Sequence[str]) -> tuple[str, ...]:
-    """A command line that may be shown: the values of key flags are dots, a user in a URL is gone."""
+    """A command line that may be shown: the values of key flags are dots, a user in a URL is gone.
+
+    A word may hold a command line of its own (`--headrace-args='--key SECRET'`): there as well.
+    """
     out: list[str] = []
     hide = False
     for word in command:
@@ -96,9 +104,14 @@ def without_keys(command: Sequence[str]) -> tuple[str, ...]:
         elif equals and secret:
             out.append(f"{name}=…")
         else:
-            out.append(without_user(word))
+            out.append(masked(word))
         hide = secret and not equals and not hide
     return tuple(out)
+
+
+def masked(text: str) -> str:
+    """`text` without the keys that are given in it, and without a URL's user."""
+    return INSIDE.sub(r"\1…", without_user(text))
 
 
 def without_user(text: str) -> str:
@@ -148,8 +161,10 @@ class Journal:
         """Append one record. Unbuffered: after this call a crash of this process does not lose it."""
         self._encoder.encode_into(record, self._line)
         self._line += b"\n"
+        left = bytes(self._line)
         try:
-            self._requests.write(self._line)
+            while left:  # unbuffered: a write may take a part
+                left = left[self._requests.write(left) :]
         except OSError as error:
             raise Fault(f"{self.path / REQUESTS}: {error.strerror or error}; what was written before is kept") from None
 
@@ -271,10 +286,10 @@ def _indented(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A flag's value as JSON has it: what is not a plain type is written as its text."""
+    """A flag's value as JSON has it: what is not a plain type is written as its text, without keys."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    return value if isinstance(value, (int, float, bool, type(None))) else masked(str(value))
 
 
 def _bytes(path: Path) -> bytes:
@@ -291,5 +306,5 @@ def _decoded(path: Path, kind: type[T]) -> T:
 def _parsed(path: Path, line: int | None, content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Misuse(f"{path}{'' if line is None else f', line {line}'}: {error}") from None

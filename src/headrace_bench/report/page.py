@@ -83,9 +83,6 @@ class Side:
 
     name: str
     url: str
-    server: str | None = None
-    command: str | None = None
-    """That started it, where it is known."""
 
 
 def make(path: Path) -> Path:
@@ -150,12 +147,7 @@ def compare_page(
         "from itself in the same protocol. Better or worse is said only where the interval excludes no change and the "
         "effect is larger than the floor."
     )
-    sides = definitions(
-        {
-            f"{letter}: {side.name}": ", ".join(filter(None, (side.url, side.server, side.command)))
-            for letter, side in (("A", a), ("B", b))
-        }
-    )
+    sides = definitions({f"{letter}: {side.name}": side.url for letter, side in (("A", a), ("B", b))})
     return document(
         f"{a.name} against {b.name}", f"seed {config.seed}, begun {config.wall}", invalid,
         [("Comparison", joined([table(head, body), paragraph(how)])), ("Sides", sides),
@@ -329,8 +321,7 @@ def _machine(config: Config) -> Html:
         "server": config.server or BLANK,
         "flags": ", ".join(f"{name} = {value}" for name, value in flags) or BLANK,
     }
-    commands = [shlex.join(config.command), *filter(None, [config.server_command])]
-    return joined([definitions(entries), *(Html(f"<pre>{escape(line)}</pre>") for line in commands)])
+    return joined([definitions(entries), Html(f"<pre>{escape(shlex.join(config.command))}</pre>")])
 
 
 def _definitions() -> Html:

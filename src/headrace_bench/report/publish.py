@@ -1,7 +1,8 @@
 """Tables into a page, between markers: `<!-- begin: peers -->` … `<!-- end: peers -->`.
 
 Rules: what stands between two markers is made, what stands outside is never touched; the same tables give the same
-page, to the byte; a page without the markers of a table is not guessed at.
+page, to the byte; a page without the markers of a table is not guessed at; a table brings all that it was measured
+with, so that one can be made again without the others.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from pathlib import Path
 
 from headrace_bench.fault import Misuse
 from headrace_bench.report import table as tables
+from headrace_bench.report.folder import save
 from headrace_bench.report.machine import Machine
 from headrace_bench.report.table import Table
 
-ENVIRONMENT = "environment"
 GIB = 1 << 30
 
 
@@ -23,13 +24,15 @@ def publish(page: Path, folders: Sequence[Path]) -> list[str]:
     """Writes the tables of result folders into `page`; the names of what was written. Raises Misuse: nothing was."""
     found = [tables.read(folder) for folder in folders]
     try:
-        text = page.read_text(encoding="utf-8")
+        text = page.read_bytes().decode()
     except OSError as error:
         raise Misuse(f"{page}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Misuse(f"{page}: not UTF-8 at byte {error.start}; name the page with the markers") from None
     blocks = made(found)
     for name, block in blocks.items():
         text = between(text, name, block)
-    page.write_text(text, encoding="utf-8")
+    save(page.resolve(), text.encode())
     return list(blocks)
 
 
@@ -42,7 +45,7 @@ def made(found: Sequence[Table]) -> dict[str, str]:
         if table.verb in blocks:
             raise Misuse(f"two tables of {table.verb}: a page has one place for it")
         blocks[table.verb] = f"{tables.markdown(table)}\n\n{origin(table)}"
-    return {ENVIRONMENT: environment(found), **blocks}
+    return blocks
 
 
 def between(page: str, name: str, block: str) -> str:
@@ -56,18 +59,11 @@ def between(page: str, name: str, block: str) -> str:
 
 
 def origin(table: Table) -> str:
-    """Where the figures come from: when, on what, by which command."""
+    """Where the figures come from: when, on what, by which command, with what beside the servers named above it."""
     when = datetime.fromisoformat(table.wall).date().isoformat()
-    return f"Measured on {when} on {described(table.machine)}, by `{table.command}`."
-
-
-def environment(found: Sequence[Table]) -> str:
-    """The machines, one line each, then the versions of everything in the tables."""
-    machines = list(dict.fromkeys(described(table.machine) for table in found))
-    versions = {name: version for table in found for name, version in table.versions.items()}
-    lines = [f"- {machine}" for machine in machines]
-    rows = [(name, version) for name, version in sorted(versions.items())]
-    return "\n".join(lines) + "\n\n" + tables.grid(("program", "version"), rows)
+    others = [f"{name} {version}" for name, version in sorted(table.versions.items()) if name not in table.commands]
+    versions = f", with {', '.join(others)}" if others else ""
+    return f"Measured on {when} on {described(table.machine)}, by `{table.command}`{versions}."
 
 
 def described(machine: Machine) -> str:

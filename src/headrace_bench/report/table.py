@@ -1,11 +1,13 @@
 """A measured table as it is kept: `table.json` in a result folder, with all that a reader needs to take it again.
 
 Rules: every cell is text already, as it is shown; the figures behind the cells stand beside them, raw; a command is
-shown with names in place of this machine's paths and ports.
+shown with names in place of this machine's paths and ports, and without keys; the words of other programs are scrubbed
+before they become a note or a cell, for a table may be published.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +16,21 @@ from typing import Any
 import msgspec
 
 from headrace_bench.fault import Misuse
+from headrace_bench.report.folder import masked, save, without_keys
 from headrace_bench.report.machine import Machine
 
 FILE = "table.json"
 SCHEMA = 1
+HOST = re.compile(
+    r"""(?<=host=)(?:'[^']*'|"[^"]*")"""
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\blocalhost:\d+"
+    r"|\b(?:[a-z0-9-]+\.)+(?:com|org|net|io|ai|dev|app|cloud|edu|gov|local|internal|lan)\b(?::\d+)?",
+    re.IGNORECASE,
+)
+QUOTED_PATH = re.compile(r"""(?<=['"])~?/[^'"]*/([^'"/]+)/?(?=['"])""")
+PATH = re.compile(r"""(?<![\w./~])~?/(?!/)(?:[^\s'":,;()\[\]<>|`/]+/)+([^\s'":,;()\[\]<>|`/]*)""")
+"""An absolute path of two parts or more; group 1 is the last."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +57,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(folder: Path, table: Table) -> None:
-    """`table.json`, and `table.md` for people."""
-    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
-    (folder / "table.md").write_text(markdown(table) + "\n", encoding="utf-8")
+    """`table.json`, and `table.md` for people, each whole or as it was before. Raises Misuse."""
+    save(folder / FILE, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
+    save(folder / "table.md", f"{markdown(table)}\n".encode())
 
 
 def read(folder: Path) -> Table:
@@ -56,7 +69,7 @@ def read(folder: Path) -> Table:
         table = msgspec.json.decode(file.read_bytes(), type=Table)
     except OSError as error:
         raise Misuse(f"{file}: {error.strerror}; name a folder that peers, models or ablate wrote") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Misuse(f"{file}: not a table: {error}") from None
     if table.schema != SCHEMA:
         raise Misuse(f"{file}: schema {table.schema}, this program reads {SCHEMA}")
@@ -85,12 +98,24 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
+def scrubbed(text: object, limit: int = 200) -> str:
+    """The start of what a program said, on one line, for strangers: without keys, this machine's folders, and hosts."""
+    line = masked(" ".join(str(text).split()))
+    line = re.sub(r"""\b[a-z][a-z0-9+.-]*://[^\s'"<>)\],;]+""", "URL", line, flags=re.IGNORECASE)
+    return without_folders(HOST.sub("HOST", line))[:limit]
+
+
+def without_folders(text: str) -> str:
+    """Of each absolute path in `text` the last part alone. One with spaces is known by its quotes."""
+    return PATH.sub(r"\1", QUOTED_PATH.sub(r"\1", text))
+
+
 def shown(command: Sequence[str], names: Mapping[str, str]) -> str:
     """A command for people: `names` says what stands for a path or a port; other paths lose their folders.
 
-    A word of several lines, a program given as an argument, is shown as `…`.
+    A word of several lines, a program given as an argument, is shown as `…`, and so is every key.
     """
-    return " ".join(_word(word, names) for word in command)
+    return " ".join(_word(word, names) for word in without_keys(command))
 
 
 def _word(word: str, names: Mapping[str, str]) -> str:
@@ -101,6 +126,15 @@ def _word(word: str, names: Mapping[str, str]) -> str:
     key, equals, value = word.rpartition("=")
     if value in names:
         return f"{key}{equals}{names[value]}"
-    if value.startswith("/"):
-        value = Path(value).name
-    return shlex.quote(f"{key}{equals}{value}")
+    if value.startswith("/") and " -" not in value:
+        return _quoted(f"{key}{equals}{Path(value).name}")
+    for place, name in names.items():  # a word may hold a command line of its own; a port's number could be anything
+        if "/" in place:
+            word = word.replace(place, name)
+    return _quoted(without_folders(word))
+
+
+def _quoted(word: str) -> str:
+    """As a shell takes it; dots for a key need no quotes."""
+    plain = word.replace("…", "")
+    return word if shlex.quote(plain) == plain or word == "…" else shlex.quote(word)

@@ -29,7 +29,7 @@ from headrace_bench.lab import HEADRACE, Lab
 from headrace_bench.listener import settle
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.report import ablations
-from headrace_bench.report.folder import without_keys
+from headrace_bench.report.folder import claim
 from headrace_bench.report.machine import machine, versions
 from headrace_bench.report.table import Table, markdown, shown, write
 from headrace_bench.server import NotReady, Server
@@ -66,16 +66,17 @@ def run(asked: argparse.Namespace) -> int:
         for one in exhibits:
             print(f"{one.switch}: {one.load}; decided by {one.primary}")
         return 0
+    more = _more(asked)
     lab = _lab(asked)
     deadline = time.monotonic() + asked.minutes * 60
     rows: list[dict[str, Any]] = []
     wall = now()
     names = {str(asked.gguf): "MODEL", str(lab.folder): "DIR"}
-    command = shown(without_keys(asked.command), names)
+    command = shown(asked.command, names)
     made: Table | None = None
     for left, one in zip(range(len(exhibits), 0, -1), exhibits, strict=True):
         at = time.monotonic()
-        rows.append(_row(asked, lab, one, at + max(0.0, deadline - at) / left))
+        rows.append(_row(asked, lab, one, more, at + max(0.0, deadline - at) / left))
         made = ablations.table(rows, command=command, wall=wall, machine=machine(), versions=versions())
         write(lab.folder, made)
         print(_told(rows[-1]), flush=True)
@@ -100,13 +101,18 @@ def _lab(asked: argparse.Namespace) -> Lab:
     if not asked.gguf.is_file():
         raise Misuse(f"--gguf {asked.gguf}: there is no such file")
     folder = flags.out_of(asked)
-    if folder.exists() and any(folder.iterdir()):
-        raise Misuse(f"--out {folder}: there is something in it already: name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder)
     return Lab(asked.gguf, folder, threads=asked.threads)
 
 
-def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, until: float) -> dict[str, Any]:
+def _more(asked: argparse.Namespace) -> list[str]:
+    try:
+        return shlex.split(asked.headrace_args)
+    except ValueError as error:
+        raise Misuse(f"--headrace-args: {error}") from None
+
+
+def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, more: list[str], until: float) -> dict[str, Any]:
     own: Callable[[int], Schedule] | None = None
     if asked.own_load:
         own = lambda seed: flags.schedule_of(asked, seed)  # noqa: E731
@@ -114,7 +120,7 @@ def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, until: float) -> dic
     try:
         found = ablation.ablate(
             one,
-            starting(lab, one, shlex.split(asked.headrace_args)),
+            starting(lab, one, more),
             load,
             slo=flags.slo_of(asked),
             pairs=asked.pairs,
@@ -124,8 +130,8 @@ def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, until: float) -> dic
             schedule=own,
             on_turn=_progress(one),
         )
-    except (NotReady, Fault, OSError) as error:
-        return ablations.failed(one.switch, " ".join(str(error).split())[:300])
+    except (NotReady, Fault, OSError, ValueError) as error:  # ValueError: there was no engine to kill
+        return ablations.failed(one.switch, str(error) or type(error).__name__)
     return ablations.row(found)
 
 
@@ -141,9 +147,12 @@ def starting(lab: Lab, one: Exhibit, more: list[str]) -> ablation.Start:
 
 
 def load(server: Server, schedule: Schedule, drain_s: float) -> Run:
-    """The load of real life."""
+    """The load of real life. Raises Fault, and KeyboardInterrupt: a load that is interrupted ends without."""
     target = asyncio.run(check(Target(server.url, "")))
-    return run_load(target, schedule, drain_s=drain_s)
+    ran = run_load(target, schedule, drain_s=drain_s)
+    if ran.interrupted:
+        raise KeyboardInterrupt
+    return ran
 
 
 def _progress(one: Exhibit) -> Callable[[ablation.Turn], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,14 +77,26 @@ def measure(lab: Lab, verb: str, parts: Mapping[str, Part], wanted: Sequence[Bar
             continue
         try:
             results[part] = parts[part](lab)
-        except (NotReady, Refused, OSError) as error:
-            print(f"headrace-bench: {part}: {str(error) or type(error).__name__}", file=sys.stderr)
+        except (NotReady, Refused, OSError, subprocess.SubprocessError) as error:
+            print(f"headrace-bench: {part}: {_said(error)}", file=sys.stderr)
             return 1
         (lab.folder / f"{verb.replace('-', '_')}.json").write_text(json.dumps(results, indent=1))
         for name, figure, sign, bar in wanted:
             if name == part:
                 print(judge(name, figure, results[part][figure], sign, bar), flush=True)
     return 0
+
+
+def _said(error: Exception) -> str:
+    """In one line; the command of a child may be a whole program, and is not repeated."""
+    match error:
+        case subprocess.CalledProcessError():
+            words = str(error.stderr or "").strip().splitlines()[-1:]
+            return ": ".join([f"the client ended with status {error.returncode}", *words])
+        case subprocess.TimeoutExpired():
+            return f"the client was not done within {error.timeout:g} s"
+        case _:
+            return " ".join(str(error).split()) or type(error).__name__
 
 
 def _can_compare(lab: Lab) -> bool:

@@ -29,11 +29,12 @@ from headrace_bench.busy import rotate
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.lab import Lab, words
 from headrace_bench.report import table as tables
+from headrace_bench.report.folder import claim
 from headrace_bench.report.machine import machine, versions
-from headrace_bench.report.table import Table, shown
+from headrace_bench.report.table import Table, scrubbed, shown
 from headrace_bench.selection import PROMPTS, Facts, Fit, Measured, fit
 from headrace_bench.server import NotReady, Server
-from headrace_bench.verbs.peers import new_folder
+from headrace_bench.verbs import flags
 from headrace_bench.wire import Answer, Refused, chat
 
 REPEATS = {64: 3, 512: 2, 2048: 2}
@@ -51,9 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--serve-args", default="", help="more flags for `headrace serve`, in one argument")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="FOLDER", help="a new folder; results/TIME without it"
-    )
+    flags.add_out(parser)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -62,7 +61,8 @@ def run(asked: argparse.Namespace) -> int:
         raise Misuse(f"--rounds {asked.rounds}: at least 1")
     labels = names(asked.models)
     wall = datetime.now(UTC).isoformat(timespec="seconds")
-    folder = new_folder(asked.out)
+    folder = flags.out_of(asked)
+    claim(folder)
     found = {label: Measured(label) for label in labels}
     left = dict(labels)
     for turn in range(asked.rounds):
@@ -70,7 +70,7 @@ def run(asked: argparse.Namespace) -> int:
             try:
                 _turn(asked, left[label], found[label], folder, turn)
             except Fault as error:
-                found[label].notes.append(f"round {turn + 1}: {error}" if turn else str(error))
+                found[label].notes.append(scrubbed(f"round {turn + 1}: {error}" if turn else error, 300))
                 _say(f"{left[label]}: {error}")
                 del left[label]
         _write(asked, list(found.values()), folder, wall)
@@ -108,7 +108,8 @@ def _turn(asked: argparse.Namespace, file: Path, model: Measured, folder: Path, 
     try:
         with lab.headrace(*shlex.split(asked.serve_args), name=f"headrace-{file.stem}") as server:
             _ask(server, lab, model, facts.context, rng)
-    except (NotReady, Refused, OSError, TimeoutError) as error:
+    except (NotReady, Refused, OSError, ValueError, LookupError, ArithmeticError) as error:
+        # The last three: an answer of an odd model, without the figures that ours are made of.
         said = " ".join(str(error).replace(str(file), file.name).split())
         raise Fault(f"headrace serve: {said[-200:] or type(error).__name__}") from None
     _say(f"round {turn + 1}: {model.name}")
@@ -125,8 +126,8 @@ def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 def child(file: Path, threads: int, seed: int, *, perplexity: bool) -> Facts:
     """What a process of its own says of the file: whatever that process dies of, this one does not. Raises Fault."""
-    flags = ["--threads", str(threads), "--seed", str(seed), "--prefill", str(PREFILLS)]
-    command = [sys.executable, "-m", "headrace_bench.gguf", str(file), *flags, *(["--perplexity"] * perplexity)]
+    how = ["--threads", str(threads), "--seed", str(seed), "--prefill", str(PREFILLS)]
+    command = [sys.executable, "-m", "headrace_bench.gguf", str(file), *how, *(["--perplexity"] * perplexity)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=CHILD_S)
     except subprocess.TimeoutExpired:
@@ -138,8 +139,8 @@ def child(file: Path, threads: int, seed: int, *, perplexity: bool) -> Facts:
         return msgspec.convert(found, Facts)
     except (ValueError, msgspec.ValidationError):
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-        raise Fault(f"llama.cpp died of it ({how}): {(said or ['without a word'])[-1][:160]}") from None
+        end = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        raise Fault(f"llama.cpp died of it ({end}): {(said or ['without a word'])[-1][:160]}") from None
 
 
 def _ask(server: Server, lab: Lab, model: Measured, context: int, rng: random.Random) -> None:
@@ -157,7 +158,7 @@ def _ask(server: Server, lab: Lab, model: Measured, context: int, rng: random.Ra
             model.notes.append(note)
     for _ in range(ANSWERS):
         answer = lengths.answer()
-        if answer.tokens is not None and answer.tokens > 1 and len(answer.stamps) > 1:
+        if answer.tokens is not None and answer.tokens > 1 and answer.stamps and answer.stamps[-1] > answer.stamps[0]:
             model.tpot.append(1 / answer.rate)
 
 
@@ -206,11 +207,11 @@ class Lengths:
 def _write(asked: argparse.Namespace, models: list[Measured], folder: Path, wall: str) -> None:
     """After every round, so that what was measured is kept."""
     known = versions()
-    files = {str(file): file.name for file in asked.models}
+    files = {**{str(file): file.name for file in asked.models}, str(folder): "DIR"}
     made = Table(
         verb="models",
         wall=wall,
-        command=shown(["headrace-bench", *sys.argv[1:]], files),
+        command=shown(asked.command, files),
         machine=machine(),
         versions={name: known[name] for name in ("headrace", "python") if name in known},
         columns=selection.COLUMNS,

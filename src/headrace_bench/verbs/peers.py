@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,10 @@ from headrace_bench.lab import HEADRACE, Lab
 from headrace_bench.peers import catalogue, kept, standing
 from headrace_bench.peers.catalogue import Found
 from headrace_bench.report import table as tables
+from headrace_bench.report.folder import claim
 from headrace_bench.report.machine import machine, versions
-from headrace_bench.report.table import Table, shown
+from headrace_bench.report.table import Table, scrubbed, shown
+from headrace_bench.verbs import flags
 
 CROWDED = 2.0
 """Load average a core. One server under load leaves about 1."""
@@ -41,9 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the scenario `full`")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--headrace-args", default="", help="more flags for `headrace serve`, in one argument")
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="FOLDER", help="a new folder; results/TIME without it"
-    )
+    flags.add_out(parser)
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -58,6 +57,7 @@ def run(asked: argparse.Namespace) -> int:
         raise Misuse("--peerload PATH: the load client is needed (with --install alone, peers are only installed)")
     if asked.peerload is not None and asked.gguf is None:
         raise Misuse("--gguf MODEL: which GGUF file?")
+    more = _more(asked)
     found = catalogue.find(names, kept.home(), asked.gguf, _say, install=asked.install)
     for name, reason in found.left_out.items():
         _say(f"{name}: left out: {reason}")
@@ -65,7 +65,7 @@ def run(asked: argparse.Namespace) -> int:
         for name, version in found.versions.items():
             _say(f"{name}: {version}")
         return 1 if found.left_out else 0
-    return _measure(asked, found, scenarios)
+    return _measure(asked, found, scenarios, more)
 
 
 def _scenarios(text: str) -> list[str]:
@@ -76,25 +76,26 @@ def _scenarios(text: str) -> list[str]:
     return asked or list(bars.SCENARIOS)
 
 
-def _measure(asked: argparse.Namespace, found: Found, scenarios: list[str]) -> int:
+def _measure(asked: argparse.Namespace, found: Found, scenarios: list[str], more: list[str]) -> int:
     wall = datetime.now(UTC).isoformat(timespec="seconds")
-    folder = new_folder(asked.out)
+    folder = flags.out_of(asked)
+    claim(folder)
     lab = Lab(asked.gguf, folder, found.programs, asked.peerload, asked.threads, asked.rounds)
-    flags = shlex.split(asked.headrace_args)
     peers = {name: start for name, start in lab.peers().items() if name in found.versions}
-    servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*flags), **peers}
+    servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*more), **peers}
     rounds = busy.measure(lab, servers, scenarios, asked.seconds, [sys.executable, str(asked.peerload)])
     installed = versions()
     known = {HEADRACE: installed.get(HEADRACE, "–"), "python": installed["python"], **found.versions}
     names = {
         str(asked.gguf): "MODEL",
+        str(folder): "DIR",
         str(asked.peerload): asked.peerload.name,
         str(found.programs.vllm_weights): "WEIGHTS",
     }
     made = Table(
         verb="peers",
         wall=wall,
-        command=shown(["headrace-bench", *sys.argv[1:]], names),
+        command=shown(asked.command, names),
         machine=machine(),
         versions=known,
         columns=standing.columns(list(servers), HEADRACE),
@@ -111,16 +112,11 @@ def _measure(asked: argparse.Namespace, found: Found, scenarios: list[str]) -> i
     return 0
 
 
-def new_folder(asked: Path | None) -> Path:
-    """A folder that was not there. Raises Misuse."""
-    folder = asked or Path("results") / time.strftime("%Y%m%d-%H%M%S")
+def _more(asked: argparse.Namespace) -> list[str]:
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise Misuse(f"--out {folder}: it exists; results are not written over") from None
-    except OSError as error:
-        raise Misuse(f"--out {folder}: {error.strerror}") from None
-    return folder
+        return shlex.split(asked.headrace_args)
+    except ValueError as error:
+        raise Misuse(f"--headrace-args: {error}") from None
 
 
 def commands(folder: Path, servers: list[str], names: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +151,7 @@ def notes(lab: Lab, found: Found, rounds: list[dict[str, Any]], scenarios: list[
         lines.append(
             "WEIGHTS are the file's, unpacked into bfloat16, with tokenizer and template: vLLM does not read the file."
         )
-    lines += [f"`{name}` was left out: {reason}" for name, reason in found.left_out.items()]
+    lines += [f"`{name}` was left out: {scrubbed(reason)}" for name, reason in found.left_out.items()]
     return lines + busy_machine(lab.folder) + standing.failures(rounds, scenarios)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from headrace_bench.client import ceiling
@@ -44,6 +46,12 @@ def test_the_highest_step_that_passed() -> None:
     assert best([(50, True), (100, False), (200, True), (500, False)]) == 200
     assert best([(50, False)]) is None
     assert best([]) is None
+
+
+def test_an_interrupted_step_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "run", lambda *_, **__: SimpleNamespace(interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        ceiling.measure(Target("http://127.0.0.1:9", "m"), 0.1, lambda _: None)
 
 
 def test_it_measures_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,32 @@ def test_what_is_missing_is_installed_and_a_failure_stops_nobody(
     assert found.programs.python_server == tmp_path / "python"
     assert found.programs.llama_server is None
     assert said == ["installing llama-server: long", "installing llama_cpp.server: a minute"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), tarfile.ReadError("not a gzip file")])
+def test_whatever_breaks_an_installation_stops_nobody(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_home: Path) -> None:
+        raise error
+
+    good = Row(lambda home: home / "python", lambda _: None, lambda _: "p 1.0", "")
+    put(monkeypatch, {"llama-server": Row(lambda _: None, broken, str, "long"), "llama_cpp.server": good})
+    found = find(list(catalogue.ROWS), tmp_path, None, lambda _: None, install=True)
+    assert found.left_out == {"llama-server": str(error)}
+    assert list(found.versions) == ["llama_cpp.server"]
+
+
+def test_an_environment_without_our_library_leaves_its_server_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Row(lambda home: home / "python", lambda _: None, lambda _: "p 1.0", "")
+    half = Row(lambda home: home / "server.py" / "server.py", lambda _: None, str, "")
+    put(monkeypatch, {"server.py": half, "llama_cpp.server": good})
+    found = find(list(catalogue.ROWS), tmp_path, None, lambda _: None)
+    assert list(found.left_out) == ["server.py"]
+    assert found.programs.server_py is None
+    assert list(found.versions) == ["llama_cpp.server"]
 
 
 def test_weights_that_cannot_be_made_leave_vllm_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,3 +42,20 @@ def test_it_is_there_once_it_is_complete(tmp_path: Path) -> None:
     assert source == place / "server.py"
     assert example_server.python(source) == place / "venv" / "bin" / "python"
     assert example_server.version(source) == f"llama-cpp-python {kept.engine_version()}"
+    (place / "server.py").unlink()
+    assert example_server.locate(tmp_path) is None
+
+
+def test_a_download_without_the_source_is_no_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "environment", lambda folder: folder / "bin" / "python")
+    monkeypatch.setattr(kept, "pip", lambda *_: None)
+    monkeypatch.setattr(kept, "share_engine", lambda _: None)
+    place = tmp_path / f"server.py-{kept.engine_version()}"
+    place.mkdir()
+    with pytest.raises(Fault, match="pip brought no source archive of llama-cpp-python=="):
+        example_server.install(tmp_path)
+    assert example_server.locate(tmp_path) is None
+    archive(place, "p-1/examples/server/server.py")
+    example_server.install(tmp_path)
+    assert example_server.locate(tmp_path) == place / "server.py"
+    assert sorted(path.name for path in place.iterdir()) == [".complete", "server.py"]

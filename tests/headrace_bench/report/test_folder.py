@@ -16,7 +16,7 @@ from headrace_bench.figures.summary import summarise
 from headrace_bench.load.schedule import Schedule
 from headrace_bench.record import Health, Record
 from headrace_bench.report import folder
-from headrace_bench.report.folder import Config, Journal, config, read, without_keys, write
+from headrace_bench.report.folder import Config, Journal, config, masked, read, without_keys, write
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,59 @@ def test_no_key_is_written(tmp_path: Path) -> None:
     assert kept["machine"]["cores"] >= 1
     assert kept["versions"]["python"].startswith("3.")
     assert without_keys(["--api-key=abc", "x"]) == ("--api-key=…", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--set a=1 --key SECRET --port 1", "--set a=1 --key … --port 1"),
+        ("--key=SECRET", "--key=…"),
+        ("llama-server --api-key 'SECRET SECRET' -m x", "llama-server --api-key … -m x"),
+        ("python -m llama_cpp.server --api_key SECRET", "python -m llama_cpp.server --api_key …"),
+        ("serve --ke SECRET", "serve --ke …"),
+        ("HEADRACE_SERVER_KEY=SECRET headrace serve", "HEADRACE_SERVER_KEY=… headrace serve"),
+        ("--set server.key=SECRET", "--set server.key=…"),
+        ("Authorization: Bearer SECRET", "Authorization: Bearer …"),
+        ("--key 'SECRET", "--key …"),
+        ("--set tiers.redis_url=redis://me:SECRET@h:1/0", "--set tiers.redis_url=redis://h:1/0"),
+        ("--set tiers.min_tokens=64 --ssl-keyfile f --a-cmd x", "--set tiers.min_tokens=64 --ssl-keyfile f --a-cmd x"),
+    ],
+)
+def test_keys_inside_a_text_are_dots(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+def test_no_key_of_a_flag_that_holds_flags_is_written(tmp_path: Path) -> None:
+    made = config(
+        verb="ablate", command=["x", "--headrace-args=--key SECRET", "--a-cmd", "KEY=SECRET serve --key SECRET"],
+        url="http://h", model="m", seed=1, wall="2026-01-02T03:04:05+00:00",
+        flags={"headrace_args": "--key SECRET", "a_cmd": ["serve --api-key=SECRET"], "number": 3},
+    )  # fmt: skip
+    assert b"SECRET" not in msgspec.json.encode(made)
+    assert made.command == ("x", "--headrace-args=--key …", "--a-cmd", "KEY=… serve --key …")
+    assert made.flags["number"] == 3
+
+
+def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, ends = schedule(3), records(3)
+    journal = Journal(tmp_path, made(), plan)
+    whole = journal._requests.write
+
+    class Slow:
+        """Takes seven bytes at a time."""
+
+        def write(self, data: bytes) -> int:
+            return whole(data[:7])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_requests", Slow())
+        for record in ends:
+            journal(record)
+    journal.close()
+    found = read(tmp_path)
+    assert list(found.records) == ends
+    assert not found.torn
 
 
 def test_a_run_that_was_cut_short_keeps_what_it_measured(tmp_path: Path) -> None:

@@ -123,13 +123,13 @@ def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:
 
 def test_a_against_b() -> None:
     found = [Compared("TTFT p50", "ms", 100.0, 107.0, Comparison(1.07, 1.03, 1.11, 0.002, "worse", 12, 0, 0.02))]
-    a, b = page.Side("headrace", "http://a", "Headrace 1.0"), page.Side(EVIL, "http://b", None, "llama-server -m x")
+    a, b = page.Side("headrace", "http://a:1"), page.Side(EVIL, "http://b:2")
     drawn = plots.overlay(a.name, b.name, points(records(50)), points(records(50, seed=2)))
     text = page.compare_page(a, b, found, drawn, config=made(), invalid=["pair 3"], notes=["a note"])
     tree = Tree(text)
     assert tree.tags.count("svg") == 3
     assert "script" not in tree.tags
-    for words in ("+7.0 % [+3.0 %, +11.0 %]", "±2.0 %", "worse", "pair 3", "llama-server -m x", "a note", f"B: {EVIL}"):
+    for words in ("+7.0 % [+3.0 %, +11.0 %]", "±2.0 %", "worse", "pair 3", "http://b:2", "a note", f"B: {EVIL}"):
         assert words in tree.text
 
 

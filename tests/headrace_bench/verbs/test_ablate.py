@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace_bench import ablation
-from headrace_bench.__main__ import main
+from headrace_bench.__main__ import INTERRUPTED, main
 from headrace_bench.ablation import Leg, Turn, conclude
+from headrace_bench.client.target import Target
 from headrace_bench.exhibits import Exhibit
 from headrace_bench.figures.slo import Slo
 from headrace_bench.lab import Lab
@@ -103,6 +105,7 @@ def test_both_sides_differ_in_the_switch_alone(model: Path, tmp_path: Path, quic
         (["ablate", "--gguf", "nowhere.gguf"], "--gguf nowhere.gguf: there is no such file"),
         (["ablate", "--switches", "tiers"], "a switch reads SECTION.NAME"),
         (["ablate", "--pairs", "3"], "--pairs 3: below 6"),
+        (["ablate", "--headrace-args='--set a"], "--headrace-args: No closing quotation"),
     ],
 )
 def test_misuse_is_one_line(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +119,51 @@ def test_a_folder_with_something_in_it_is_left_alone(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ablate", "--gguf", str(model), "--out", str(tmp_path)]) == 2
-    assert "there is something in it already" in capsys.readouterr().err
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate", "--gguf", str(model), "--out", str(model / "below")]) == 2
+    said = capsys.readouterr().err
+    assert "Not a directory" in said
+    assert said.count("\n") == 1
+
+
+def test_an_interrupt_ends_it_and_keeps_the_rows(
+    model: Path, tmp_path: Path, quick: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def there(target: Target) -> Target:
+        return target
+
+    monkeypatch.setattr(ablate, "check", there)
+    monkeypatch.setattr(ablate, "run_load", lambda *_, **__: SimpleNamespace(interrupted=True))
+    measured = ablation.ablate
+
+    def loaded(exhibit: Exhibit, start: Any, load: Any, **more: Any) -> ablation.Finding:
+        if exhibit.switch == "engine.second":
+            load(SimpleNamespace(url="http://127.0.0.1:9"), None, 1.0)
+        return measured(exhibit, start, load, **more)
+
+    monkeypatch.setattr(ablation, "ablate", loaded)
+    out = tmp_path / "o"
+    argv = ["ablate", "--gguf", str(model), "--switches", "engine.first,engine.second,engine.third", "--out", str(out)]
+    assert main(argv) == INTERRUPTED
+    assert [row[0] for row in read(out).rows] == ["`engine.first`"]
+
+
+def test_no_engine_to_kill_costs_its_row_and_no_other(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_child(*_: Any, **__: Any) -> ablation.Finding:
+        raise ValueError("headrace has no child process")
+
+    monkeypatch.setattr(ablation, "ablate", no_child)
+    out = tmp_path / "o"
+    assert main(["ablate", "--gguf", str(model), "--switches", "engine.a,engine.b", "--out", str(out)]) == 1
+    assert [row[1] for row in read(out).rows] == ["not measured: headrace has no child process"] * 2
 
 
 def test_a_side_is_a_headrace_with_the_exhibits_settings(tmp_path: Path) -> None:

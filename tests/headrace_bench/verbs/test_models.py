@@ -24,7 +24,9 @@ FACTS = Facts(quantisation="Q8_0", parameters=10_000_000, size=10, context=1024,
 def asked(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     models.add(parser)
-    return parser.parse_args(list(argv))
+    parsed = parser.parse_args(list(argv))
+    parsed.verb, parsed.command = "models", ("headrace-bench", "models", *argv)
+    return parsed
 
 
 def test_files_have_short_names(tmp_path: Path) -> None:
@@ -162,6 +164,51 @@ def test_a_server_that_does_not_start_is_a_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Lab, "headrace", refuse)
     assert models.run(asked(str(tmp_path / "a.gguf"), "--out", str(tmp_path / "out"))) == 1
     assert "a: headrace serve: headrace-a did not become ready: out of memory" in tables.read(tmp_path / "out").notes
+
+
+@pytest.mark.parametrize(
+    "odd", [ValueError("144 words are 9 tokens"), KeyError("usage"), ZeroDivisionError(), TimeoutError()]
+)
+def test_an_odd_model_is_a_line_and_the_others_go_on(
+    odd: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.gguf", "odd.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(models, "child", lambda *_, **__: FACTS)
+    answers(monkeypatch)
+    plain = models._ask
+
+    def ask(server: Server, lab: Lab, *more: Any) -> None:
+        if lab.model.stem == "odd":
+            raise odd
+        plain(server, lab, *more)
+
+    monkeypatch.setattr(models, "_ask", ask)
+    files = [str(tmp_path / name) for name in ("a.gguf", "odd.gguf", "b.gguf")]
+    out = tmp_path / "out"
+    assert models.run(asked(*files, "--rounds", "1", "--out", str(out), "--serve-args=--key SECRET")) == 1
+    table = tables.read(out)
+    assert [row[0] for row in table.rows][:1] == ["a"]
+    assert "b" in [row[0] for row in table.rows]
+    (line,) = [note for note in table.notes if note.startswith("odd: headrace serve: ")]
+    assert len(line) > len("odd: headrace serve: ")
+    assert table.command == "headrace-bench models a.gguf odd.gguf b.gguf --rounds 1 --out DIR '--serve-args=--key …'"
+
+
+def test_an_answer_in_one_piece_has_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    plain = models.chat
+
+    async def at_once(url: str, body: dict[str, Any]) -> Answer:
+        answer = await plain(url, body)
+        return Answer([answer.stamps[0]] * len(answer.stamps), answer.texts, answer.tokens, answer.prompt_tokens)
+
+    monkeypatch.setattr(models, "chat", at_once)
+    model = Measured("a")
+    server = Quiet("a", [], url="", ready="", log=tmp_path / "l")
+    models._ask(server, Lab(tmp_path / "a.gguf", tmp_path), model, 8192, random.Random(1))
+    assert model.tpot == []
+    assert model.ttft
 
 
 def test_none_can_be_measured(tmp_path: Path) -> None:

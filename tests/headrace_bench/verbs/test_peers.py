@@ -27,7 +27,9 @@ open(asked["--out"], "w").write(json.dumps(result))
 def asked(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     peers.add(parser)
-    return parser.parse_args(list(argv))
+    parsed = parser.parse_args(list(argv))
+    parsed.verb, parsed.command = "peers", ("headrace-bench", "peers", *argv)
+    return parsed
 
 
 @pytest.fixture
@@ -47,6 +49,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--only", "tgi"], "--only tgi"),
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--scenarios", "all"], "--scenarios all"),
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--rounds", "0"], "--rounds 0"),
+        (["--gguf", "MODEL", "--peerload", "CLIENT", "--headrace-args", "'a"], "--headrace-args: No"),
     ],
 )
 def test_misuse_is_one_line(argv: list[str], why: str, files: tuple[Path, Path]) -> None:
@@ -56,10 +59,13 @@ def test_misuse_is_one_line(argv: list[str], why: str, files: tuple[Path, Path])
     assert why in str(caught.value)
 
 
-def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="it exists"):
-        peers.new_folder(tmp_path)
-    assert peers.new_folder(tmp_path / "a" / "b").is_dir()
+def test_a_folder_with_something_in_it_is_not_written_to(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "find", lambda *_, **__: Found(Programs(), {}, {}))
+    with pytest.raises(Misuse, match="not empty"):
+        peers.run(asked("--gguf", str(files[0]), "--peerload", str(files[1]), "--out", str(tmp_path)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["client.py", "some.gguf"]
 
 
 def web(self: Lab, *_flags: str, name: str = HEADRACE) -> Server:
@@ -87,28 +93,33 @@ def test_one_table_with_commands_versions_and_what_failed(
     files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = Found(
-        Programs(python_server=Path("/p/python")), {"llama_cpp.server": "llama-cpp-python 0.3"}, {"vllm": "no AVX2"}
+        Programs(python_server=Path("/p/python")),
+        {"llama_cpp.server": "llama-cpp-python 0.3"},
+        {"vllm": "no AVX2 by\n /home/me/x"},
     )
     monkeypatch.setattr(catalogue, "find", lambda *_, **__: found)
     monkeypatch.setattr(Lab, "headrace", web)
     monkeypatch.setattr(Lab, "python_server", broken)
     out = tmp_path / "out"
     argv = ["--gguf", str(files[0]), "--peerload", str(files[1]), "--scenarios", "single", "--rounds", "1"]
-    monkeypatch.setattr(sys, "argv", ["x", "peers", *argv])
-    assert peers.run(asked(*argv, "--out", str(out))) == 0
+    more = ["--headrace-args=--key SECRET", "--out", str(out)]
+    assert peers.run(asked(*argv, *more)) == 0
 
     table = tables.read(out)
     assert table.columns[2:4] == ("headrace", "llama_cpp.server")
     assert table.rows[0] == ("single", "TTFT p50, ms", "**10**", "–", "–", "–", "–")
-    assert table.command == "headrace-bench peers --gguf MODEL --peerload client.py --scenarios single --rounds 1"
+    assert table.command == (
+        "headrace-bench peers --gguf MODEL --peerload client.py --scenarios single --rounds 1 "
+        "'--headrace-args=--key …' --out DIR"
+    )
     assert table.commands["headrace"].startswith("VLLM_CPU_KVCACHE_SPACE=2 python")
     assert str(tmp_path) not in json.dumps([table.commands, table.command, table.notes])
     assert table.versions["llama_cpp.server"] == "llama-cpp-python 0.3"
-    assert "`vllm` was left out: no AVX2" in table.notes
+    assert "`vllm` was left out: no AVX2 by x" in table.notes
     assert any(note.startswith("round 1: `llama_cpp.server`: NotReady") and "\n" not in note for note in table.notes)
     captured = capsys.readouterr()
     assert tables.markdown(table) in captured.out
-    assert "vllm: left out: no AVX2" in captured.err
+    assert "vllm: left out: no AVX2 by" in captured.err
 
 
 def test_nobody_finished(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +159,12 @@ def test_ports_and_folders_have_names(tmp_path: Path) -> None:
             "4711",
             "--set",
             "tiers.ssd_path=/tmp/x",
+            "--key",
+            "SECRET",
         ],
         "environment": {},
     }
     (tmp_path / "headrace-1.json").write_text(json.dumps(record))
     assert peers.commands(tmp_path, ["headrace"], {"/m/a.gguf": "MODEL"}) == {
-        "headrace": "python -m headrace serve MODEL --port PORT --set tiers.ssd_path=DIR"
+        "headrace": "python -m headrace serve MODEL --port PORT --set tiers.ssd_path=DIR --key …"
     }
