@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import os
 import shlex
 import sys
@@ -37,6 +36,8 @@ from headrace_bench.verbs import flags
 
 MINUTES = 25.0
 PAIRS = 12
+OWN_LOAD = ("--arrivals", "--workload", "--duration", "--warmup", "--drain", "--hang-ups", "--ignore-eos", "--requests")
+"""What says nothing without --own-load."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +93,9 @@ def _exhibits(asked: argparse.Namespace) -> list[Exhibit]:
             raise Misuse(f"--switches {name}: a switch reads SECTION.NAME, for example {next(iter(SWITCHES))}")
     if asked.pairs < MIN_PAIRS:
         raise Misuse(f"--pairs {asked.pairs}: below {MIN_PAIRS} no difference can be told from chance")
+    unread = [flag for flag in OWN_LOAD if flag in {word.partition("=")[0] for word in asked.command}]
+    if unread and not asked.own_load:
+        raise Misuse(f"{unread[0]}: each switch has a load of its own; add --own-load to give one for all")
     return [exhibit(name) for name in names]
 
 
@@ -116,7 +120,9 @@ def _row(asked: argparse.Namespace, lab: Lab, one: Exhibit, more: list[str], unt
     own: Callable[[int], Schedule] | None = None
     if asked.own_load:
         own = lambda seed: flags.schedule_of(asked, seed)  # noqa: E731
-        one = dataclasses.replace(one, load=own(asked.seed).kind, primary=Primary("ttft", "p50"), kill_after_s=None)
+        one = Exhibit(
+            one.switch, own(asked.seed).kind, lambda _: (), Primary("ttft", "p50"), drain_s=asked.drain
+        )  # the exhibit's own settings belong to the exhibit's load
     try:
         found = ablation.ablate(
             one,

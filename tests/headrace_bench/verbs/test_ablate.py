@@ -104,6 +104,7 @@ def test_both_sides_differ_in_the_switch_alone(model: Path, tmp_path: Path, quic
         (["ablate"], "--gguf: which model file?"),
         (["ablate", "--gguf", "nowhere.gguf"], "--gguf nowhere.gguf: there is no such file"),
         (["ablate", "--switches", "tiers"], "a switch reads SECTION.NAME"),
+        (["ablate", "--arrivals", "poisson:1"], "--arrivals: each switch has a load of its own; add --own-load"),
         (["ablate", "--pairs", "3"], "--pairs 3: below 6"),
         (["ablate", "--headrace-args='--set a"], "--headrace-args: No closing quotation"),
     ],
