@@ -18,7 +18,7 @@ from headrace.core.tuning import MIXTURE, Figures
 from headrace.engines.trial import Job, Report
 from headrace.settings import Config
 
-SECONDS = {SOURCE: 1.0, "q8_0": 0.8, "q4_0": 0.3, "f16": 0.5}
+SECONDS = {SOURCE: 1.0, "q8_0": 0.8, "q4_0": 0.3, "f16": 0.5, "bf16": 0.9}
 
 
 class Fake:
@@ -85,7 +85,7 @@ def test_it_measures_decides_writes_and_says_why(fake: Fake, capsys: pytest.Capt
     assert profile.settings == {"engine.threads": 1, "engine.threads_batch": 1}
     assert profile.converted is not None
     assert fake.files() == [Path(profile.converted.path).name]
-    assert {row.weights for row in profile.rows} == {SOURCE, "q8_0", "q4_0", "f16"}
+    assert {row.weights for row in profile.rows} == {SOURCE, "q8_0", "q4_0", "f16", "bf16"}
     assert [row.loses for row in profile.rows if row.weights == "q4_0"] == ["precision"]
     assert sum(row.chosen for row in profile.rows) == 1
 

@@ -12,6 +12,10 @@ F32, F16, Q4_0, Q4_1, Q8_0, BF16, Q4_K_M, Q6_K = 0, 1, 2, 3, 7, 32, 15, 18
     [
         (Q4_1, "f16", Loss.NOTHING),
         (Q8_0, "f16", Loss.NOTHING),
+        (Q4_1, "bf16", Loss.ROUNDING),
+        (Q8_0, "bf16", Loss.AGAIN),
+        (BF16, "bf16", Loss.NOTHING),
+        (F32, "bf16", Loss.AGAIN),
         (F32, "f16", Loss.AGAIN),
         (BF16, "f16", Loss.ROUNDING),
         (Q4_1, "q8_0", Loss.ROUNDING),
@@ -43,7 +47,7 @@ def test_names() -> None:
 
 def test_the_room_that_a_file_needs_is_never_too_little() -> None:
     """Sizes that were measured, of the demo model's 98 MB."""
-    made = {"q8_0": 145_000_000, "q4_0": 92_000_000, "f16": 271_000_000}
+    made = {"q8_0": 145_000_000, "q4_0": 92_000_000, "f16": 271_000_000, "bf16": 271_000_000}
     for name, size in made.items():
         assert size < most_bytes(98_362_432, Q4_1, TARGETS[name]) < 2.5 * size
         assert most_bytes(98_362_432, None, TARGETS[name]) > most_bytes(98_362_432, Q4_1, TARGETS[name])

@@ -69,7 +69,7 @@ def pull(name: str) -> int:
 @click.option("--slo-profile", help="Whose targets are to be met (slo.profile).")
 @click.option("--rounds", type=click.IntRange(1, 50), help="How often each candidate is measured.  [default: 3]")
 @click.option("--quick", is_flag=True, help="Two rounds, shorter prompts.")
-@click.option("--only", metavar="FORMATS", help="Files to try beside your own: q8_0, q4_0, f16; source for none.")
+@click.option("--only", metavar="FORMATS", help="Files to try beside your own: q8_0, q4_0, f16, bf16; source for none.")
 @click.option("--allow-loss", is_flag=True, help="A file that loses precision may be chosen.")
 @click.option("--keep", is_flag=True, help="Keep all converted files, not just the chosen one.")
 @click.option("--anyway", is_flag=True, help="Decide also on a machine that is busy with something else.")

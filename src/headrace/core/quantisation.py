@@ -1,6 +1,7 @@
 """Number formats of model files, and what is lost on the way from one to another.
 
     Q4_1 ──► F16     nothing: a finer format holds every weight as it is, but what Q4_1 lost does not come back
+         ──► BF16    next to nothing, while the old steps are coarse: 8 bits of mantissa are enough for 6-bit weights
          ──► Q8_0    next to nothing: the new grid is much finer than the one the weights lie on
          ──► Q4_0    again: every weight moves to another coarse grid
 
@@ -42,6 +43,7 @@ TARGETS = {
     "q8_0": Format("q8_0", 7, 8, 8.7),
     "q4_0": Format("q4_0", 2, 4, 6.5),
     "f16": Format("f16", 1, 16, 16.5),
+    "bf16": Format("bf16", 32, 16, 16.5),
 }
 """What the quantiser is asked for."""
 
@@ -83,6 +85,10 @@ def loss(number: int | None, target: Format) -> Loss:
     if number not in _BITS:
         return Loss.AGAIN
     name, bits = _BITS[number]
+    if target.name == "bf16":
+        # Eight bits of mantissa move a weight by 2^-9 of itself at most: by a sixteenth of a step at 6 bits, a quarter
+        # at 8.
+        return Loss.NOTHING if name == "bf16" else Loss.ROUNDING if bits <= 6 else Loss.AGAIN
     if target.bits >= 16:
         # A bfloat16 beyond the range of F16 would be lost; those of trained weights are not.
         return Loss.AGAIN if bits > 16 else Loss.ROUNDING if name == "bf16" else Loss.NOTHING

@@ -46,7 +46,9 @@ def test_what_is_no_number_is_null() -> None:
 
 
 def test_a_failure_names_no_place_of_this_machine() -> None:
-    rounds = [{"a": {"failed": "NotReady: a:\n cannot open /home/me/m.gguf"}, "b": {"single": {"failed": "at /x/y/z"}}}]
+    rounds: list[dict[str, dict[str, Any]]] = [
+        {"a": {"failed": "NotReady: a:\n cannot open /home/me/m.gguf"}, "b": {"single": {"failed": "at /x/y/z"}}}
+    ]
     assert failures(rounds, ["single"]) == [
         "round 1: `a`: NotReady: a: cannot open m.gguf",
         "round 1: `b`: single: at z",
