@@ -102,6 +102,7 @@ def _placed(one: Planned, index: int, at: float | None) -> Planned:
         prompt_tokens=one.prompt_tokens,
         phase=one.phase,
         tag=one.tag,
+        think=one.think,
         extra=one.extra,
     )
 
@@ -116,6 +117,7 @@ def _ask(
     system: str = HELPER,
     before: tuple[dict[str, str], ...] = (),
     phase: Literal["warmup", "measure"] = "measure",
+    think: float = 0.0,
     extra: Mapping[str, Any] | None = None,
 ) -> Planned:
     """A chat whose last message is `new` words that nobody sent before; greedy."""
@@ -129,6 +131,7 @@ def _ask(
         prompt_tokens=sum(len(message["content"].split()) for message in messages),
         phase=phase,
         tag=tag,
+        think=think,
         extra={"temperature": 0, **(extra or {})},
     )
 
@@ -169,13 +172,14 @@ def _flood(rng: random.Random) -> Iterable[Planned]:
     system = words(rng, 300)
     for _ in range(5):
         yield _ask(rng, at=None, new=10, tokens=2, tag="product", system=system)
-    for _ in range(4):
-        yield _ask(rng, at=None, new=380, tokens=2, tag="others")
+    for i in range(4):
+        # Prefixes are looked for while there is nothing else to do.
+        yield _ask(rng, at=None, new=380, tokens=2, tag="others", think=0.0 if i else 1.0)
     yield _ask(rng, at=None, new=10, tokens=2, tag="again", system=system)
 
 
 def _in_turn(rng: random.Random) -> Iterable[Planned]:
-    talks = [words(rng, 420) for _ in range(4)]
+    talks = [words(rng, 300) for _ in range(4)]
     for visit in ("first", "second"):
         for system in talks:
             yield _ask(rng, at=None, new=8, tokens=4, tag=visit, system=system)
@@ -273,10 +277,11 @@ EXHIBITS: tuple[Exhibit, ...] = (
     ),
     Exhibit(
         "optimizations.tiers",
-        "four conversations of 420 tokens in turn, more than the pool keeps of idle ones; the second visits",
+        "four conversations of 300 tokens in turn, more than the pool keeps of idle ones; the second visits",
         _in_turn,
         Primary("ttft", "p50", "second"),
         users=1,
+        settings={"engine.idle_cells": "512"},
     ),
     Exhibit(
         "optimizations.replay",
