@@ -5,11 +5,14 @@
 
 Rules: the other client is a program of its own that shares no code with this one; both open a connection a request and
 count from its last byte; both percentiles are by rank, but its 50th of ten is the sixth and ours the fifth, so ours is
-taken as it takes its own; the figure is the median over rounds of the ratio within a round.
+taken as it takes its own; both draw from the same words, for guesses and so gaps depend on them, and no round repeats
+a text; the figure is the median over rounds of the ratio within a round. A server that keeps prompts on a disk has to
+start with an empty one.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import subprocess
@@ -24,11 +27,13 @@ from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault
 from headrace_bench.figures.definitions import figures
 from headrace_bench.figures.stats import median
-from headrace_bench.lab import words
+from headrace_bench.lab import WORDS
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.record import Record
 
 CHATS = 10
+SEED = 7_100_000
+"""Of the first round: the other client's usual seeds are small, and its texts may be known to the server."""
 TOKENS = 48
 TOLERANCE = 0.03
 LIMIT_S = 600.0
@@ -78,22 +83,35 @@ def agree(
     for turn in range(rounds):
         for which in ("mine", "other") if turn % 2 else ("other", "mine"):
             if which == "mine":
-                ours.append((mine or measured)(target, turn + 1))
+                ours.append((mine or (lambda at, seed: measured(at, seed, peerload)))(target, SEED + turn))
             else:
-                theirs.append((other or reported)(target, peerload, turn + 1))
+                theirs.append((other or reported)(target, peerload, SEED + 500_000 + turn))
     return Agreement(tuple(ours), tuple(theirs))
 
 
-def chats(seed: int) -> Schedule:
+def vocabulary(peerload: Path) -> Sequence[str]:
+    """The other client's words, if its source has a list of that name; our own otherwise."""
+    for node in ast.walk(ast.parse(peerload.read_text())):
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["WORDS"]:
+            texts = [one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+            return [word for text in texts if isinstance(text, str) for word in text.split()]
+    return WORDS
+
+
+def chats(seed: int, vocabulary: Sequence[str] = WORDS) -> Schedule:
     """Ten short chats of one person, as the other client has them."""
     rng = random.Random(seed)
+
+    def words(n: int) -> str:
+        return " ".join(rng.choice(vocabulary) for _ in range(n))
+
     requests = tuple(
         Planned(
             index=i,
             at=None,
             messages=(
-                {"role": "system", "content": f"You are a helper. {words(rng, 6)}"},
-                {"role": "user", "content": f"Tell me a story about {words(rng, 20)}"},
+                {"role": "system", "content": f"You are a helper. {words(6)}"},
+                {"role": "user", "content": f"Tell me a story about {words(20)}"},
             ),
             max_tokens=TOKENS,
             prompt_tokens=35,
@@ -106,9 +124,9 @@ def chats(seed: int) -> Schedule:
     )
 
 
-def measured(target: Target, seed: int) -> Seen:
+def measured(target: Target, seed: int, peerload: Path | None = None) -> Seen:
     """By this client. Raises Fault, and KeyboardInterrupt: a load that is interrupted ends without."""
-    ran = run(target, chats(seed))
+    ran = run(target, chats(seed, WORDS if peerload is None else vocabulary(peerload)))
     if ran.interrupted:
         raise KeyboardInterrupt
     return seen(ran.records)

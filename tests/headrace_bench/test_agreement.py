@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from headrace_bench import agreement
-from headrace_bench.agreement import Agreement, Seen, agree, chats, reported, seen
+from headrace_bench.agreement import SEED, Agreement, Seen, agree, chats, reported, seen, vocabulary
 from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault
 from headrace_bench.record import Chunk, Outcome, Record
@@ -45,15 +45,15 @@ def test_both_take_turns_and_the_middle_ratio_decides() -> None:
     order: list[str] = []
 
     def mine(_: Target, turn: int) -> Seen:
-        order.append(f"mine {turn}")
-        return Seen(100.0, 50.0 if turn < 3 else 80.0)
+        order.append(f"mine {turn - SEED}")
+        return Seen(100.0, 50.0 if turn < SEED + 2 else 80.0)
 
     def other(_: Target, __: Path, turn: int) -> Seen:
-        order.append(f"other {turn}")
+        order.append(f"other {turn - SEED - 500_000}")
         return Seen(101.0, 50.0)
 
     found = agree(TARGET, Path("x"), 3, mine=mine, other=other)
-    assert order == ["other 1", "mine 1", "mine 2", "other 2", "other 3", "mine 3"]
+    assert order == ["other 0", "mine 0", "mine 1", "other 1", "other 2", "mine 2"]
     assert found.ttft_ratio == pytest.approx(100 / 101)
     assert found.gap_ratio == 1.0
     assert found.agrees
@@ -91,3 +91,10 @@ def test_another_client_without_a_result_is_one_line(tmp_path: Path, text: str) 
     assert sys.executable
     with pytest.raises(Fault, match=r"other\.py measured nothing"):
         reported(TARGET, program(tmp_path, text), 1)
+
+
+def test_the_words_are_those_of_the_other_client(tmp_path: Path) -> None:
+    assert vocabulary(program(tmp_path, 'WORDS = ("the of " "and").split()')) == ["the", "of", "and"]
+    assert "river" in vocabulary(program(tmp_path, "import json"))
+    said = chats(1, ["aye"]).requests[0].messages[1]["content"]
+    assert said == "Tell me a story about " + " ".join(["aye"] * 20)
