@@ -85,24 +85,32 @@ def refused(status: int, words: str, at: float = 0.0) -> Script:
 
 
 @functools.lru_cache(maxsize=64)
-def even(first: float, gap: float, tokens: int) -> Script:
-    """`tokens` tokens, a chunk each: the first after `first` seconds, one every `gap`. For load, so not logged."""
-    text = [(first + gap * number, delta(content="word ")) for number in range(tokens)]
+def even(first: float, gap: float, tokens: int, stall: float | None = None) -> Script:
+    """`tokens` tokens, a chunk each: the first after `first` seconds, one every `gap`. For load, so not logged.
+
+    `stall`: seconds of the gap in the middle, instead of `gap`.
+    """
+    more = 0.0 if stall is None else stall - gap
+    times = [first + gap * number + (more if number >= (tokens + 1) // 2 else 0.0) for number in range(tokens)]
+    text = [(at, delta(content="word ")) for at in times]
     at = text[-1][0] if text else first
     last = (at, (text.pop()[1] if text else b"") + delta(None, "stop") + ending(tokens))
     return _merged(stream(*text, last))
 
 
 def named(name: str) -> Script | None:
-    """`even:20:10:16`: the first token after 20 ms, then every 10 ms, 16 in all. None: the name is of another form."""
+    """`even:20:10:16`: the first token after 20 ms, then every 10 ms, 16 in all; a fourth number is the stall in ms.
+
+    None: the name is of another form.
+    """
     kind, *numbers = name.split(":")
     try:
-        first, gap, tokens = (float(number) for number in numbers)
+        first, gap, tokens, *stall = (float(number) for number in numbers)
     except ValueError:
         return None
-    if kind != "even" or not (0 <= first < 3600 and 0 <= gap < 3600 and 0 <= tokens <= 100_000):
+    if kind != "even" or not (0 <= first < 3600 and 0 <= gap < 3600 and 0 <= tokens <= 100_000) or len(stall) > 1:
         return None
-    return even(first / 1e3, gap / 1e3, int(tokens))
+    return even(first / 1e3, gap / 1e3, int(tokens), stall[0] / 1e3 if stall else None)
 
 
 def _merged(script: Script) -> Script:

@@ -19,8 +19,8 @@ from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.verbs import flags
 
-SCRIPT = "even:120:15:48"
-"""First token after 120 ms, one every 15 ms, 48 in all."""
+SCRIPT = "even:120:15:48:150"
+"""First token after 120 ms, one every 15 ms, 48 in all, with one gap of 150 ms: a longest gap that is no jitter."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -58,3 +58,11 @@ def test_named() -> None:
     assert named("even:20:10:3") == even(0.02, 0.01, 3)
     for name in ("", "even", "even:1:2", "even:x:1:1", "even:-1:1:1", "even:nan:1:1", "even:1:1:1e9", "odd:1:1:1"):
         assert named(name) is None
+
+
+def test_a_stall_stands_in_the_middle() -> None:
+    script = named("even:100:10:4:200")
+    assert script is not None
+    times = [at for at, _ in script.pieces][1:]
+    assert times == [pytest.approx(at) for at in (0.1, 0.11, 0.31, 0.32)]
+    assert named("even:1:2:3:4:5") is None
