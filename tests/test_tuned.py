@@ -46,13 +46,13 @@ class Place:
             "settings": {"engine.threads": 1, "engine.threads_batch": 1},
             "weights": "f16",
             "converted": describe(self.weights),
+            "source": describe(self.model),
             **options,
         }
         return Profile(
             schema=SCHEMA,
             made="2026-01-01T00:00:00+0000",
             model="tiny",
-            source=describe(self.model),
             machine=machine(),
             cores=tuned.cores(),
             library=tuned.library(),

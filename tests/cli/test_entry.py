@@ -105,7 +105,7 @@ def test_tune_takes_only_what_it_knows() -> None:
 def test_tune_quick_is_two_rounds_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     wishes: list[tune_verb.Wish] = []
 
-    def run(config: Config, wish: tune_verb.Wish) -> int:
+    def run(config: Config, wish: tune_verb.Wish, given: frozenset[str]) -> int:
         wishes.append(wish)
         return 0
 
