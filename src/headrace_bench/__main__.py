@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = missing.name or ""
         if name.split(".")[0] == __package__:
             raise
-        print(f"{PROGRAM}: {verb} needs {name}: pip install 'headrace[bench]'", file=sys.stderr)
+        print(
+            f"{PROGRAM}: {verb} needs {name}: scripts/install bench, or pip install 'headrace[bench]'", file=sys.stderr
+        )
         return 1
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted; what was written is kept", file=sys.stderr)

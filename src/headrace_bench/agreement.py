@@ -146,7 +146,13 @@ def seen(records: Sequence[Record]) -> Seen:
 def reported(target: Target, peerload: Path, seed: int) -> Seen:
     """By the other one. Raises Fault."""
     command = [sys.executable, str(peerload), "--url", target.url, "--model", target.model, "--only", "single"]
-    ran = subprocess.run([*command, "--seed", str(seed)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    key = [] if target.key is None else ["--key", target.key]
+    try:
+        ran = subprocess.run(
+            [*command, *key, "--seed", str(seed)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Fault(f"{peerload.name} did not end within {LIMIT_S:g} s") from None
     try:
         single: dict[str, Any] = json.loads(ran.stdout)["single"]
         return Seen(float(single["ttft"]["p50"]), float(single["gap"]["max"]))

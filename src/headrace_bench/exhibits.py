@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from headrace_bench.lab import words
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.lookup import copying, people
@@ -77,7 +79,9 @@ class Exhibit:
         parts = [warm, *self.make(rng)]
         shift = 0.0 if self.users else WARMUP_S
         requests = [
-            _placed(one, i, one.at if one.at is None or one.phase == "warmup" else one.at + shift)
+            msgspec.structs.replace(
+                one, index=i, at=one.at if one.at is None or one.phase == "warmup" else one.at + shift
+            )
             for i, one in enumerate(sorted(parts, key=lambda one: one.at or 0.0))
         ]
         last = max((one.at or 0.0) for one in requests)
@@ -91,20 +95,6 @@ class Exhibit:
             requests=tuple(requests),
             notes=(self.load,),
         )
-
-
-def _placed(one: Planned, index: int, at: float | None) -> Planned:
-    return Planned(
-        index=index,
-        at=at,
-        messages=one.messages,
-        max_tokens=one.max_tokens,
-        prompt_tokens=one.prompt_tokens,
-        phase=one.phase,
-        tag=one.tag,
-        think=one.think,
-        extra=one.extra,
-    )
 
 
 def _ask(

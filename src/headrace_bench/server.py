@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from headrace_bench import listener
+
 READY_S = 120.0
 STOP_S = 40.0
 """Some write to disk before they go."""
-_TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -127,12 +128,9 @@ class Server:
         return resident(self._process.pid)
 
     def cpu(self) -> float:
-        """CPU seconds of the process and its children so far."""
-        total = 0
-        for pid in self.pids():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-        return total / _TICK
+        """CPU seconds of the process and all that it started, so far; 0 once it is gone."""
+        assert self._process is not None
+        return listener.cpu(self._process.pid) or 0.0
 
 
 def resident(pid: int) -> int:

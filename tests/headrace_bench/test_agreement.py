@@ -98,3 +98,15 @@ def test_the_words_are_those_of_the_other_client(tmp_path: Path) -> None:
     assert "river" in vocabulary(program(tmp_path, "import json"))
     said = chats(1, ["aye"]).requests[0].messages[1]["content"]
     assert said == "Tell me a story about " + " ".join(["aye"] * 20)
+
+
+def test_the_other_client_is_given_the_key(tmp_path: Path) -> None:
+    told = "import sys, json; k = len(sys.argv[sys.argv.index('--key') + 1])\n"
+    said = "print(json.dumps({'single': {'ttft': {'p50': k}, 'gap': {'max': 1}}}))"
+    assert reported(Target("http://127.0.0.1:9", "m", key="abc"), program(tmp_path, told + said), 1).ttft_p50 == 3.0
+
+
+def test_a_client_that_does_not_end_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_bench.agreement.LIMIT_S", 0.2)
+    with pytest.raises(Fault, match=r"other\.py did not end within 0\.2 s"):
+        reported(TARGET, program(tmp_path, "import signal; signal.pause()"), 1)

@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch, verb: Verb) -> None:
         (
             ModuleNotFoundError("No module named 'h2'", name="h2.connection"),
             1,
-            "headrace-bench: run needs h2.connection: pip install 'headrace[bench]'\n",
+            "headrace-bench: run needs h2.connection: scripts/install bench, or pip install 'headrace[bench]'\n",
         ),
     ],
 )

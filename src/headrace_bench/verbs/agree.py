@@ -9,14 +9,13 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from headrace_bench import agreement
+from headrace_bench.agreement import Agreement
+from headrace_bench.client.rehearsal import server
 from headrace_bench.client.target import Target
-from headrace_bench.fault import Fault, Misuse
+from headrace_bench.fault import Misuse
 from headrace_bench.verbs import flags
 
 SCRIPT = "even:120:15:48:150"
@@ -36,32 +35,26 @@ def run(asked: argparse.Namespace) -> int:
     """0: both say the same within 3 %; 1: they do not, or one measured nothing."""
     if not asked.peerload.is_file():
         raise Misuse(f"--peerload {asked.peerload}: there is no such file")
-    with contextlib.nullcontext(asked.url) if asked.url else scripted() as url:
+    if asked.url is None and (asked.model or asked.key or asked.http2):
+        raise Misuse("--model, --key and --http2 are of the server at --url: the scripted one has none of them")
+    with contextlib.nullcontext(asked.url) if asked.url else server() as url:
         target = flags.target_of(asked, url) if asked.url else Target(url, SCRIPT)
         target = dataclasses.replace(target, keep_alive=False)  # the other client opens a connection a request
         found = agreement.agree(target, asked.peerload, asked.rounds)
-    if asked.json is not None:
-        rounds = [
-            {"ours": dataclasses.asdict(a), "theirs": dataclasses.asdict(b)}
-            for a, b in zip(found.ours, found.theirs, strict=True)
-        ]
-        asked.json.write_text(json.dumps(rounds, indent=1) + "\n")
     for name, ratio in (("TTFT p50", found.ttft_ratio), ("longest gap", found.gap_ratio)):
         print(f"{name:12} ours ÷ {asked.peerload.stem}: {ratio:.4f}  (within {agreement.TOLERANCE:.0%})")
     print("they agree" if found.agrees else "they do NOT agree")
+    if asked.json is not None:
+        _write(asked.json, found)
     return 0 if found.agrees else 1
 
 
-@contextlib.contextmanager
-def scripted() -> Iterator[str]:
-    """A scripted server's URL."""
-    command = [sys.executable, "-m", "headrace_bench.client.scripted", "--limit", "900"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().strip()
-            if not url:
-                raise Fault("the scripted server did not start")
-            yield url
-        finally:
-            server.terminate()
+def _write(file: Path, found: Agreement) -> None:
+    rounds = [
+        {"ours": dataclasses.asdict(a), "theirs": dataclasses.asdict(b)}
+        for a, b in zip(found.ours, found.theirs, strict=True)
+    ]
+    try:
+        file.write_text(json.dumps(rounds, indent=1) + "\n")
+    except OSError as error:
+        raise Misuse(f"--json {file}: {error.strerror}") from None

@@ -106,15 +106,18 @@ def test_a_failure_to_open_is_everybodys() -> None:
 
 
 def test_closing_does_not_wait_for_what_is_being_opened() -> None:
-    async def silent(reader: Reader, writer: Writer) -> None:
-        await reader.read(1 << 16)
-        await reader.read()
-
     async def test() -> None:
+        greeted = asyncio.Event()
+
+        async def silent(reader: Reader, writer: Writer) -> None:
+            await reader.read(1 << 16)
+            greeted.set()
+            await reader.read()
+
         async with by_hand(silent) as url:
             pool = Pool(parse(url), time.monotonic, http2=True)
             opening = asyncio.create_task(pool.open())
-            await asyncio.sleep(0.02)
+            await greeted.wait()  # it is connected, and waits for the server's half of HTTP/2
             await pool.close()
             with pytest.raises(asyncio.CancelledError):
                 await opening

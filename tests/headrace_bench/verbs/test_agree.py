@@ -48,9 +48,17 @@ def test_a_client_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
 
 
 def test_ours_is_measured_on_a_scripted_server() -> None:
-    from headrace_bench.verbs.agree import scripted
+    from headrace_bench.client.rehearsal import server
 
-    with scripted() as url:
+    with server() as url:
         found = agreement.measured(Target(url, "even:20:2:4", keep_alive=False), 1)
     assert found.ttft_p50 >= 20
     assert found.longest_gap > 0
+
+
+@pytest.mark.parametrize("flag", [["--model", "m"], ["--key", "k"], ["--http2"]])
+def test_what_the_scripted_server_has_not_is_refused(
+    flag: list[str], other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["agree", "--peerload", str(other), *flag]) == 2
+    assert "of the server at --url" in capsys.readouterr().err
