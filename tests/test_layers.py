@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("settings",),
     ("testing",),
     ("server",),
+    ("gateway",),
     ("observe",),
     ("engines",),
     ("kv",),
@@ -30,7 +31,21 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-PURE = ("core/", "protocol/", "kv/")
+PURE = (
+    "core/",
+    "protocol/",
+    "kv/",
+    # What decides in the gateway; the rest of it acts.
+    "gateway/affinity.py",
+    "gateway/backend.py",
+    "gateway/buckets.py",
+    "gateway/gate.py",
+    "gateway/health.py",
+    "gateway/replay.py",
+    "gateway/router.py",
+    "gateway/spec.py",
+    "gateway/states.py",
+)
 IMPURE = {"time", "random", "asyncio", "threading", "socket", "os", "logging"}
 NATIVE = {"ctypes", "llama_cpp"}
 # The last one makes a system call that the standard library does not offer.

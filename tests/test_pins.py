@@ -11,8 +11,8 @@ from headrace.compose import make_encode, make_engine, make_model
 from headrace.core.errors import StartupError
 from headrace.core.kv import Pin
 from headrace.core.request import ChatRequest, Message, Options
+from headrace.gateway.model import ServedModel
 from headrace.pins import load_templates, read_text, template_prefixes, templates_file, write_text
-from headrace.server.model import ServedModel
 from headrace.settings import Config, Engine, Model, Templates
 
 START = "<|im_start|>system\n"

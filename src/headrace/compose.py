@@ -33,6 +33,7 @@ from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
+from headrace.gateway.model import ServedModel
 from headrace.kv.templates import Encode
 from headrace.models import script_rate
 from headrace.observe.accesslog import AccessLog
@@ -41,7 +42,6 @@ from headrace.pins import template_prefixes
 from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, PieceEncoder
 from headrace.server import launch
 from headrace.server.app import App
-from headrace.server.model import ServedModel
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits

@@ -14,9 +14,9 @@ from headrace.config import config_home
 from headrace.core.errors import StartupError
 from headrace.core.kv import Pin
 from headrace.core.request import ChatRequest, Options
+from headrace.gateway.model import ServedModel
 from headrace.kv.template_file import decoded
 from headrace.kv.templates import Template, explain, parse
-from headrace.server.model import ServedModel
 from headrace.settings import Config
 
 USUAL = "templates.toml"

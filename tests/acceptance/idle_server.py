@@ -16,12 +16,12 @@ from headrace.core.events import Admitted, Delta, Finished
 from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server import launch
 from headrace.server.app import App
-from headrace.server.model import ServedModel
 from headrace.server.stream import StreamLimits
 from headrace.testing import CHATML, CONTROL, ScriptedTokenizer
 

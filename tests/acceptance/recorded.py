@@ -24,10 +24,10 @@ from headrace.engines.base import StepEngine
 from headrace.engines.local import LocalEngine
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import build
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
-from headrace.server.model import ServedModel
 from headrace.settings import Config, Engine, Model
 from server.socket_client import Running, serving, until
 

@@ -38,11 +38,11 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepFailed
 from headrace.engines.local import LocalEngine
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server.app import BODY_LIMIT, App
-from headrace.server.model import ServedModel
 from headrace.server.stream import StreamLimits
 from headrace.testing import CHATML, Script, ScriptedEngine
 from server.socket_client import Running, serving, until

@@ -17,8 +17,8 @@ import pytest
 from acceptance.asking import Answer, on_loop
 from acceptance.recorded import Recorded, recorded
 from headrace.core.sequence import common_prefix
+from headrace.gateway.model import ServedModel
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
-from headrace.server.model import ServedModel
 
 MESSAGES = [
     {"role": "system", "content": "You are a lighthouse keeper who answers in one short sentence."},

@@ -9,14 +9,19 @@ TABLE = [
     ("InvalidRequest", 400, "invalid_request_error", None),
     ("ContextExceeded", 400, "invalid_request_error", "context_length_exceeded"),
     ("Unauthorized", 401, "authentication_error", "invalid_api_key"),
+    ("Forbidden", 403, "permission_error", "forbidden"),
     ("ModelNotFound", 404, "invalid_request_error", "model_not_found"),
     ("RouteNotFound", 404, "invalid_request_error", "not_found"),
     ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
+    ("Conflict", 409, "invalid_request_error", "conflict"),
     ("BodyTooLarge", 413, "invalid_request_error", "body_too_large"),
+    ("RateLimited", 429, "rate_limit_error", "rate_limit_exceeded"),
     ("Overloaded", 503, "server_error", "overloaded"),
     ("EngineUnavailable", 503, "server_error", "engine_unavailable"),
     ("Draining", 503, "server_error", "draining"),
     ("EngineFailed", 500, "engine_error", "engine_failed"),
+    ("UpstreamFailed", 502, "engine_error", "upstream_failed"),
+    ("TooSlow", 504, "engine_error", "ttft_timeout"),
     ("InternalError", 500, "server_error", "internal_error"),
 ]
 
@@ -34,7 +39,7 @@ def test_the_table_is_complete() -> None:
         below = kind.__subclasses__()
         return set().union(*map(leaves, below)) if below else {kind.__name__}
 
-    assert leaves(HeadraceError) == {row[0] for row in TABLE} | {"StartupError"}
+    assert leaves(HeadraceError) == {row[0] for row in TABLE} | {"StartupError", "UpstreamRefused"}
 
 
 def test_codes_tell_errors_apart() -> None:
@@ -58,3 +63,14 @@ def test_when_to_try_again() -> None:
     assert Overloaded("full", retry_after=0).retry_after == 0
     assert Overloaded.retry_after == 1, "one error's wait is its own"
     assert errors.EngineFailed("broke").retry_after is None
+
+
+def test_another_server_s_refusal_keeps_its_status_and_code() -> None:
+    error = errors.UpstreamRefused("too long", status=413, param="messages", code="context_length_exceeded")
+    assert (error.status, error.code, error.param) == (413, "context_length_exceeded", "messages")
+    assert errors.UpstreamRefused("no", status=422).code is None
+
+
+def test_whoever_is_over_its_limit_waits_at_least_a_second() -> None:
+    assert errors.RateLimited("slow down", retry_after=0).retry_after == 1
+    assert errors.RateLimited("slow down", retry_after=9).retry_after == 9

@@ -13,7 +13,7 @@ import redis
 
 from headrace.core.errors import StartupError
 from headrace.kv.blob import Block, blocks, fingerprint, pack
-from headrace.kv.shared import Breaker, Shared
+from headrace.kv.shared import Shared
 from headrace.kv.store import Store
 from headrace.testing import ManualClock
 from redis_server import RedisServer, free_port
@@ -34,34 +34,6 @@ def client(url: str, clock: ManualClock | None = None, *, timeout: float = PATIE
 
 def raw(server: RedisServer) -> redis.Redis:
     return redis.Redis.from_url(server.url, protocol=2)
-
-
-# --- the breaker
-
-
-def test_the_breaker_doubles_its_wait_and_lets_one_trial_through() -> None:
-    breaker = Breaker(limit=2, first=0.5, longest=3.0)
-    assert breaker.allow(0.0)
-    breaker.failure(0.0)
-    assert breaker.allow(0.0), "one failure is none yet"
-    breaker.failure(0.0)
-    now = 0.0
-    for wait in (0.5, 1.0, 2.0, 3.0, 3.0):
-        assert breaker.open
-        assert not breaker.allow(now + wait - 0.01)
-        now += wait
-        assert breaker.ready(now)
-        assert breaker.allow(now)
-        assert not breaker.ready(now)
-        assert not breaker.allow(now), "one trial at a time"
-        breaker.failure(now)
-    assert breaker.allow(now + 3.0)
-    breaker.success()
-    assert not breaker.open
-    assert breaker.allow(now)
-    assert breaker.allow(now)
-    breaker.failure(now)
-    assert breaker.allow(now), "the failures before the success are forgotten"
 
 
 # --- a server that answers

@@ -10,11 +10,11 @@ from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Finis
 from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StreamEngine
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server.app import App
-from headrace.server.model import ServedModel
 from headrace.server.page import Page
 from headrace.server.stream import StreamLimits
 
@@ -72,6 +72,9 @@ class HandEngine:
 
     def pin(self, pins: Sequence[Pin]) -> None:
         pass
+
+    def predict(self, tokens: int, priority: int) -> float:
+        return 0.0
 
     async def close(self) -> None:
         self.closed = True

@@ -7,11 +7,12 @@ import pytest
 
 from headrace.core.errors import EngineUnavailable
 from headrace.engines.base import EngineStats
+from headrace.gateway.fixed import FixedFleet
 from headrace.kv.tiers import TierStats
 from headrace.server import app as app_module
 from headrace.server.page import Page
 from server.asgi_driver import Call, Client, on_loop
-from server.hand_engine import INFO, HandEngine, server
+from server.hand_engine import INFO, HandEngine, model, server
 
 PAGE = Page(b"<p>hi", ((b"content-security-policy", b"default-src 'none'"), (b"cache-control", b"no-cache")))
 
@@ -70,7 +71,7 @@ async def test_health_is_about_the_process(path: str) -> None:
 async def test_health_names_the_tiers_that_are_done_without(path: str) -> None:
     engine, other = HandEngine(), HandEngine()
     app = server(engine)
-    app.models = {**app.models, "other": server(other).models["m"]}
+    app.fleet = FixedFleet({**app.fleet.backends, "other": model(other)})
     for mine, theirs, names in (
         (TierStats(), TierStats(), []),
         (TierStats(redis_down=True), TierStats(), ["redis"]),

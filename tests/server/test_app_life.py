@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.core.errors import Draining
-from headrace.server.app import LONG_BODY
+from headrace.server.attempts import LONG_BODY
 from headrace.server.stream import StreamLimits
 from server.asgi_driver import Call, Client, on_loop, settle
 from server.hand_engine import INFO, HandEngine, Hands, server

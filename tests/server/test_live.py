@@ -9,21 +9,21 @@ from headrace.core.errors import Draining, EngineFailed, EngineUnavailable, Head
 from headrace.core.events import Admitted, Delta, Failed, Finished, Marks
 from headrace.core.request import Generation
 from headrace.core.timeline import Timeline
+from headrace.gateway.backend import Work
 from headrace.server.exchange import ClientGone
 from headrace.server.live import Live
-from headrace.server.model import Job
 from server.asgi_driver import on_loop, settle
-from server.hand_engine import HandEngine
+from server.hand_engine import HandEngine, model
 
 
-def job(*ns: int) -> Job:
+def job(*ns: int) -> Work:
     """A prompt of ten tokens for each of `ns`, continued so many times; rids from 1."""
     generations = tuple(Generation(rid, [0] * 10, 5, n) for rid, n in enumerate(ns, 1))
-    return Job(generations, sum(ns), 10 * len(ns))
+    return Work(generations, sum(ns), 10 * len(ns))
 
 
-def live(engine: HandEngine, *, max_pending: int = 256) -> Live:
-    return Live(engine, Timeline(0.0), lambda: 3.0, max_pending=max_pending)
+def live(*, max_pending: int = 256) -> Live:
+    return Live(Timeline(0.0), lambda: 3.0, max_pending=max_pending)
 
 
 def book_all(one: Live) -> list[int]:
@@ -32,8 +32,8 @@ def book_all(one: Live) -> list[int]:
 
 def test_choices_are_numbered_over_all_prompts() -> None:
     engine = HandEngine()
-    one = live(engine)
-    one.submit(job(2, 3))
+    one = live()
+    one.submit(model(engine), job(2, 3))
     for rid, index in ((2, 2), (1, 1), (2, 0), (1, 0)):
         engine.say("x", rid=rid, index=index)
     assert book_all(one) == [4, 1, 2, 0]
@@ -41,8 +41,8 @@ def test_choices_are_numbered_over_all_prompts() -> None:
 
 def test_tokens_are_counted_once() -> None:
     engine = HandEngine()
-    one = live(engine)
-    one.submit(job(2, 1))
+    one = live()
+    one.submit(model(engine), job(2, 1))
     for rid, index, cached in ((1, 0, 4), (1, 1, 9), (2, 0, 3)):
         engine.admit(cached, rid=rid, index=index)
     engine.emit(Delta(1, 0, "abc", 3))
@@ -61,8 +61,8 @@ def test_tokens_are_counted_once() -> None:
 
 def test_takes_the_marks_of_the_first_text_and_maps_them() -> None:
     engine = HandEngine(clock_offset=100.0)
-    one = live(engine)
-    one.submit(job(2))
+    one = live()
+    one.submit(model(engine), job(2))
     engine.say("a", index=1, marks=Marks(0.5, 1.0, 2.0, 3.0, 4.0))
     engine.say("b", index=0, marks=Marks(0.5, 5.0, 6.0, 7.0, 8.0))
     book_all(one)
@@ -81,8 +81,8 @@ def test_takes_the_marks_of_the_first_text_and_maps_them() -> None:
 )
 def test_a_failure_becomes_its_error(code: str, kind: type[HeadraceError], status: int) -> None:
     engine = HandEngine()
-    one = live(engine)
-    one.submit(job(1))
+    one = live()
+    one.submit(model(engine), job(1))
     engine.fail(code, "no")
     assert book_all(one) == [-1]
     assert type(one.failure) is kind
@@ -93,8 +93,8 @@ def test_a_failure_becomes_its_error(code: str, kind: type[HeadraceError], statu
 
 def test_cancel_stops_what_is_not_finished() -> None:
     engine = HandEngine()
-    one = live(engine)
-    one.submit(job(1, 2, 1))
+    one = live()
+    one.submit(model(engine), job(1, 2, 1))
     engine.finish(rid=1)
     engine.finish(rid=2, index=0)
     book_all(one)
@@ -106,7 +106,7 @@ def test_cancel_stops_what_is_not_finished() -> None:
 
 def test_a_refused_submit_leaves_nothing_behind() -> None:
     engine = HandEngine()
-    one = live(engine)
+    one = live()
 
     def refuse_second(generation: Generation, sink: Any) -> None:
         HandEngine.submit(engine, generation, sink)
@@ -114,20 +114,20 @@ def test_a_refused_submit_leaves_nothing_behind() -> None:
 
     engine.submit = refuse_second  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable):
-        one.submit(job(1, 1))
+        one.submit(model(engine), job(1, 1))
     assert engine.live == {}
 
 
 def test_without_generations_every_choice_is_complete() -> None:
-    one = live(HandEngine())
-    one.submit(Job((), 2, 10))
+    one = live()
+    one.submit(model(HandEngine()), Work((), 2, 10))
     assert one.mailbox.take() == [Finished(0, 0, "length", 0), Finished(0, 1, "length", 0)]
 
 
 def test_a_full_mailbox_pauses_all_that_run_and_resumes_them() -> None:
     engine = HandEngine()
-    one = live(engine, max_pending=4)
-    one.submit(job(1, 1, 1))
+    one = live(max_pending=4)
+    one.submit(model(engine), job(1, 1, 1))
     engine.finish(rid=2)
     book_all(one)
     one.mailbox.written()
@@ -142,7 +142,7 @@ def test_a_full_mailbox_pauses_all_that_run_and_resumes_them() -> None:
 @on_loop
 async def test_a_client_that_leaves_stops_the_engine_at_once() -> None:
     engine = HandEngine()
-    one = live(engine)
+    one = live()
     gone = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -150,7 +150,7 @@ async def test_a_client_that_leaves_stops_the_engine_at_once() -> None:
         return {"type": "http.disconnect"}
 
     one.watch(receive)
-    one.submit(job(1))
+    one.submit(model(engine), job(1))
     waiting = asyncio.create_task(one.mailbox.wait())
     await settle()
     one.check()
@@ -167,7 +167,7 @@ async def test_a_server_that_fails_in_receive_has_lost_its_client() -> None:
     async def receive() -> dict[str, Any]:
         raise RuntimeError("broken")
 
-    one = live(HandEngine())
+    one = live()
     one.watch(receive)
     await settle()
     assert one.gone
@@ -177,14 +177,14 @@ async def test_a_server_that_fails_in_receive_has_lost_its_client() -> None:
 @on_loop
 async def test_close_ends_the_watcher_and_the_generations() -> None:
     engine = HandEngine()
-    one = live(engine)
+    one = live()
 
     async def receive() -> dict[str, Any]:
         await asyncio.Event().wait()
         raise AssertionError
 
     one.watch(receive)
-    one.submit(job(1, 1))
+    one.submit(model(engine), job(1, 1))
     await settle()
     await one.close()
     assert sorted(engine.cancelled) == [1, 2]
@@ -192,8 +192,8 @@ async def test_close_ends_the_watcher_and_the_generations() -> None:
 
 def test_the_first_failure_stands() -> None:
     engine = HandEngine()
-    one = live(engine)
-    one.submit(job(1))
+    one = live()
+    one.submit(model(engine), job(1))
     one.fail(Draining("first"))
     one.fail(Draining("second"))
     assert engine.cancelled == [1]
@@ -202,7 +202,7 @@ def test_the_first_failure_stands() -> None:
 
 
 def test_books_events_of_all_kinds() -> None:
-    one = live(HandEngine())
-    one.submit(job(1))
+    one = live()
+    one.submit(model(HandEngine()), job(1))
     events = (Admitted(1, 0, 2), Delta(1, 0, "a", 1), Finished(1, 0, "stop", 1), Failed(1, "overloaded", "x"))
     assert [one.book(event) for event in events] == [0, 0, 0, -1]

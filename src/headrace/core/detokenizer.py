@@ -25,6 +25,11 @@ class Detokenizer:
         self.stopped = False
         """A stop string was met; nothing more is shown."""
 
+    @property
+    def held(self) -> str:
+        """Text that may turn out to be the beginning of a stop string."""
+        return self._held
+
     def feed(self, piece: bytes) -> str:
         """The text that became certain. After a stop string: ""."""
         text = self._decoder.decode(piece)

@@ -4,16 +4,22 @@
      ├─ RequestError             the caller's request cannot be served as it stands: 4xx, says which field
      │   ├─ InvalidRequest       400  a field is wrong
      │   ├─ ContextExceeded      400  prompt and answer do not fit the context; both numbers are in the message
+     │   ├─ UpstreamRefused      4xx  the engine behind us says so, in its words
      │   ├─ Unauthorized         401
+     │   ├─ Forbidden            403  the key may not do this
      │   ├─ ModelNotFound        404
      │   ├─ RouteNotFound        404
      │   ├─ MethodNotAllowed     405
-     │   └─ BodyTooLarge         413
+     │   ├─ Conflict             409  something else is being done to it
+     │   ├─ BodyTooLarge         413
+     │   └─ RateLimited          429  the key's own limit; `Retry-After` says when
      ├─ ServiceError             ours: 5xx, the same request may succeed later
      │   ├─ Overloaded           503  `Retry-After` says when
      │   ├─ EngineUnavailable    503  no engine can answer yet (loading, restarting)
      │   ├─ Draining             503  the server is shutting down
-     │   └─ EngineFailed         500  the engine broke while it worked on this request
+     │   ├─ EngineFailed         500  the engine broke while it worked on this request
+     │   ├─ UpstreamFailed       502  a server behind us did not answer, or not in a way that makes sense
+     │   └─ TooSlow              504  the engine gave no text in time, and there is no other
      ├─ InternalError            500  a fault of ours; details are in the log only
      └─ StartupError             the process cannot start: one line on stderr, exit code 2
 
@@ -67,6 +73,14 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    """The key is right and may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class ModelNotFound(RequestError):
     """No engine serves a model of that name."""
 
@@ -97,6 +111,34 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class Conflict(RequestError):
+    """It cannot be done while something else is going on with the same thing."""
+
+    status = 409
+    code = "conflict"
+
+
+class RateLimited(RequestError):
+    """The caller is over a limit of its own. `retry_after` in whole seconds, at least 1."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = max(1, retry_after)
+
+
+class UpstreamRefused(RequestError):
+    """The server behind us finds the request wrong; status, code and message are its own."""
+
+    def __init__(self, message: str, *, status: int, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+        self.code = code
 
 
 class ServiceError(HeadraceError):
@@ -147,6 +189,22 @@ class EngineFailed(ServiceError):
     type = "engine_error"
     code = "engine_failed"
     retry_after = None
+
+
+class UpstreamFailed(ServiceError):
+    """A server behind us broke off, answered nonsense, or could not be reached."""
+
+    status = 502
+    type = "engine_error"
+    code = "upstream_failed"
+
+
+class TooSlow(ServiceError):
+    """No text within the engine's `ttft_timeout_ms`."""
+
+    status = 504
+    type = "engine_error"
+    code = "ttft_timeout"
 
 
 class InternalError(HeadraceError):

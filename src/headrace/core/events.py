@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from headrace.core.errors import HeadraceError
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -84,4 +86,47 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     message: str
 
 
+class Tokens(msgspec.Struct, frozen=True, gc=False):
+    """What a server behind us says a request cost; its own count."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+
+
+class Relayed(msgspec.Struct, frozen=True):
+    """Bytes of another server's answer that go to the client as they are: whole events of a stream, or a whole body.
+
+    Made and read in the server's process only.
+    """
+
+    rid: int
+    raw: bytes
+    """To be written; b"" if the event only tells."""
+    text: str = ""
+    """What of it a reader sees: content, reasoning and arguments of calls, of all choices. It says when the first text
+    is there."""
+    content: str | None = None
+    """The content of choice 0, if that is all that `raw` adds to the answer: such an answer another engine can
+    continue. None if there is more to it (calls, logprobs, further choices)."""
+    tokens: int = 0
+    """As far as that can be told: one a chunk with text; `usage` corrects it."""
+    over: bool = False
+    """Nothing more comes for the rid: all choices are complete. The terminator of a stream is not part of `raw`."""
+    identity: tuple[str, int] | None = None
+    """`id` and `created` of the answer, with the first event."""
+    usage: Tokens | None = None
+    marks: Marks | None = None
+    """With the first event that has text."""
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """`Failed` for what happens in the server's process: it ends the rid with an error as it is."""
+
+    rid: int
+    error: HeadraceError
+
+
 Event = Admitted | Delta | Finished | Failed
+Answered = Event | Relayed | Broken
+"""What a response may be told."""

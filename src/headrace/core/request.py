@@ -6,6 +6,7 @@ only one that crosses a process boundary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,18 @@ class Generation(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Pacing:
+    """How an answer is released to its reader. The default: everything at once."""
+
+    window: int = 1
+    """Tokens a write; the first text goes at once."""
+    adaptive: bool = False
+    """Evenly, at the rate at which it comes."""
+    max_delay_s: float = 0.4
+    """What that may add to any piece of text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What chat and completion requests have in common."""
 
@@ -92,6 +105,9 @@ class Options:
     priority: int = INTERACTIVE
     deadline: float | None = None
     """Seconds; see Generation."""
+    resume: bool = False
+    """`"headrace": {"resume": true}`: the stream can be taken up again, so its events carry ids."""
+    pacing: Pacing = Pacing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +142,47 @@ class CompletionRequest:
     parse_special: bool
     """Read control-token texts inside a text prompt as control tokens (`"parse_special": true`); off by default."""
     options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the reader has of an answer that another engine is to continue (choice 0 of one)."""
+
+    text: str
+    ids: tuple[int, ...] | None
+    """The tokens it is made of, and those drawn since of which nothing was shown yet; None: not known."""
+    tokens: int
+    """How many they are, as far as that can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request before an engine is chosen: what every engine must know, and the caller's fields for the engine's own
+    reading. Every attempt at it is made from the same one."""
+
+    chat: bool
+    """`/v1/chat/completions`; else `/v1/completions`."""
+    model: str
+    """The name that the client asked for: an alias."""
+    fields: Mapping[str, Any]
+    """The body's object."""
+    size: int
+    """Bytes of the body."""
+    options: Options
+    seed: int
+    """For an engine of ours if the caller gave none; the same for each attempt."""
+    salt: str = ""
+    """The tenant; see Generation."""
+    told: Told | None = None
+    """None: from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request to another OpenAI-compatible server. Its events are `Relayed`, or, if `told` was given, those of an
+    engine of ours."""
+
+    rid: int
+    ask: Ask
+    n: int = 1
+    """Choices, over all prompts."""

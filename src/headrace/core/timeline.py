@@ -10,11 +10,25 @@ gave text are those that it passed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.core.events import Marks
 
 STAGES = ("receive", "route", "tokenize", "queue", "restore", "prefill", "sample", "deliver")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One engine's time with a request. Stamps in seconds on the server's clock."""
+
+    engine: str
+    begun: float
+    ended: float | None = None
+    end: str = "running"
+    """As `gateway.backend.End` says it."""
+    continued: bool = False
+    """It went on with what another one began."""
 
 
 @dataclass(slots=True)
@@ -32,6 +46,8 @@ class Timeline:
     delivered: float | None = None
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    """The engines that were tried, the one that answers last."""
 
     def mark(self, marks: Marks, offset: float) -> None:
         """Take over the engine's stamps; `offset` (s) maps its clock to ours (`core.clock.offset`)."""
@@ -39,6 +55,10 @@ class Timeline:
         self.restored = marks.restored + offset
         self.prefilled = marks.prefilled + offset
         self.sampled = marks.sampled + offset
+
+    def unmark(self) -> None:
+        """What an engine said that was given up does not count."""
+        self.scheduled = self.restored = self.prefilled = self.sampled = None
 
     def stages(self) -> dict[str, float]:
         """Stage → milliseconds, in order, as far as the request came."""
@@ -65,11 +85,25 @@ class Timeline:
             parts.append(f"ttft;dur={ttft:.2f}")
         return ", ".join(parts)
 
-    def report(self) -> dict[str, float | int | None]:
-        """The `headrace.timeline` object of the last chunk: milliseconds a stage, `ttft`, `cached_tokens`."""
+    def report(self) -> dict[str, Any]:
+        """The `headrace.timeline` object of the last chunk: milliseconds a stage, `ttft`, `cached_tokens`; and, if more
+        than one engine was tried, `attempts`."""
         ttft = self.ttft()
-        return {
+        out: dict[str, Any] = {
             **{name: round(ms, 3) for name, ms in self.stages().items()},
             "ttft": None if ttft is None else round(ttft, 3),
             "cached_tokens": self.cached_tokens,
+        }
+        if len(self.attempts) > 1:
+            out["attempts"] = [self._tried(attempt) for attempt in self.attempts]
+        return out
+
+    def _tried(self, attempt: Attempt) -> dict[str, Any]:
+        ended = attempt.ended
+        return {
+            "engine": attempt.engine,
+            "at": round((attempt.begun - self.first_byte) * 1e3, 3),
+            "ms": None if ended is None else round((ended - attempt.begun) * 1e3, 3),
+            "end": attempt.end,
+            "continued": attempt.continued,
         }

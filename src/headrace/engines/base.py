@@ -230,6 +230,10 @@ class StreamEngine(Protocol):
         """Start one. Raises EngineUnavailable, Overloaded. `sink` gets its events in the order of `core.events`."""
         ...
 
+    def predict(self, tokens: int, priority: int) -> float:
+        """Seconds to the first token of a prompt that comes now, of which `tokens` are to be computed; 0: not known."""
+        ...
+
     def pin(self, pins: Sequence[Pin]) -> None:
         """Keep the KV of these prefixes warm, for everybody; those given before and not now are like any others."""
         ...

@@ -89,6 +89,9 @@ class LocalEngine:
         self._streams.open(generation, sink)
         self._stepper.submit(generation)
 
+    def predict(self, tokens: int, priority: int) -> float:
+        return self._streams.predict(tokens, priority)
+
     def pin(self, pins: Sequence[Pin]) -> None:
         if self._stepper is not None:
             self._stepper.pin(pins)

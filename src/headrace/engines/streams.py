@@ -69,6 +69,10 @@ class Streams:
         """Generations that no step has worked on."""
         return self._backlog.waiting
 
+    def predict(self, tokens: int, priority: int) -> float:
+        """Seconds to the first token, see `Backlog.predict`; what is cached was taken off by the caller."""
+        return self._backlog.predict(tokens, priority, self._clock(), reuses=False)
+
     def open(self, generation: Generation, sink: Sink) -> None:
         """Raises Overloaded, see `Backlog`."""
         self._backlog.add(generation, self._clock())

@@ -176,6 +176,9 @@ class WorkerEngine:
         if self._up and not self._quarantine:
             self._place(generation.rid)
 
+    def predict(self, tokens: int, priority: int) -> float:
+        return self._streams.predict(tokens, priority)
+
     def pin(self, pins: Sequence[Pin]) -> None:
         self._pins = tuple(pins)
         if self._up:

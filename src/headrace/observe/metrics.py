@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -20,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from headrace import __version__
 from headrace.core.errors import REASONS
 from headrace.core.timeline import STAGES
-from headrace.engines.base import EngineStats, Lives, StreamEngine
+from headrace.engines.base import EngineStats, Lives
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
 from headrace.observe.tier_metrics import tier_families
@@ -69,10 +70,23 @@ LIFE_COUNTERS: tuple[tuple[str, str, Callable[[Lives], int]], ...] = (
 # fmt: on
 
 
-class Metrics:
-    """`engines`: served name → engine, read anew at each scrape."""
+class Measured(Protocol):
+    """What an engine, of whatever kind, tells of itself."""
 
-    def __init__(self, engines: Mapping[str, StreamEngine], *, registry: CollectorRegistry | None = None) -> None:
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def lives(self) -> Lives: ...
+
+
+class Metrics:
+    """`engines`: name → engine, read anew at each scrape."""
+
+    def __init__(self, engines: Mapping[str, Measured], *, registry: CollectorRegistry | None = None) -> None:
         self._engines = engines
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()

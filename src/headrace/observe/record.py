@@ -36,6 +36,10 @@ class Record:
     """Why it was refused, if the queue was the reason."""
     model: str | None = None
     """A served name; `OTHER` if the client asked for one that is not served; None if the route has no model."""
+    engine: str | None = None
+    """The one that answered, or was tried last."""
+    key: str | None = None
+    """The name of the caller's key."""
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

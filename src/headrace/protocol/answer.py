@@ -75,6 +75,14 @@ class Answer(ABC):
         """Of each choice that has begun: all bytes of a chunk before its text."""
         self._after = self._AFTER + self._NO_LOGPROBS + b',"finish_reason":null}]' + self._closing
 
+    def begin(self, index: int) -> None:
+        """The choice was begun by another server: its first chunk is out."""
+        self._before[index] = self._opening + b'{"index":%d,' % index + self._BEFORE
+
+    def timing(self, timeline: Mapping[str, Any]) -> bytes:
+        """A chunk of no choice with `headrace.timeline`, for an answer whose last chunk another server made."""
+        return self._opening + b'],"headrace":' + sse.json_value({"timeline": timeline}) + self._closing
+
     def delta(self, index: int, delta: Delta) -> bytes:
         """The chunk for `delta`, a whole event; b"" if nothing in it is for the client."""
         logprobs = delta.logprobs if self._logprobs else ()

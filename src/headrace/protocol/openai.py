@@ -67,6 +67,7 @@ TIMINGS: Field[bool] = Field("headrace.timings", boolean, False)
 CACHE: Field[bool] = Field("headrace.cache", boolean, True)
 TEMPERATURE_DECAY: Field[Decay | None] = Field("headrace.temperature_decay", decay, None)
 PRIORITY: Field[int] = Field("headrace.priority", one_of({"interactive": INTERACTIVE, "batch": BATCH}), INTERACTIVE)
+RESUME: Field[bool] = Field("headrace.resume", boolean, False)
 TTFT_DEADLINE_MS: Field[float | None] = Field("headrace.ttft_deadline_ms", number(1, 600_000), None)
 
 # Chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,6 +123,15 @@ def model_of(fields: Mapping[str, Any]) -> str:
     if not model:
         raise wrong("model", "the name of a model", fields.get("model"))
     return model
+
+
+def common_options(fields: Mapping[str, Any]) -> Options:
+    """What must be known of a request whatever engine it goes to; the rest is for the engine to judge.
+
+    Raises InvalidRequest.
+    """
+    max_tokens = fields.get("max_tokens", fields.get("max_completion_tokens"))
+    return _options(fields, Sampling(), max_tokens if type(max_tokens) is int else None)
 
 
 def parse_chat(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int]) -> ChatRequest:
@@ -214,6 +224,7 @@ def _options(fields: Mapping[str, Any], sampling: Sampling, max_tokens: int | No
         cache=CACHE.read(ours),
         priority=PRIORITY.read(ours),
         deadline=None if deadline_ms is None else deadline_ms / 1000,
+        resume=RESUME.read(ours),
     )
 
 

@@ -1,7 +1,7 @@
 """The server as a raw ASGI application: a path table, and the way of a request through it.
 
-    key ─▶ body ─▶ parse ─▶ model ─▶ fields ─▶ ready? ─▶ tokens, length ─▶ submit ─▶ answer
-    401    413     400      404      400       503       400               503       200
+    key ─▶ body ─▶ parse ─▶ model ─▶ limits ─▶ engine ─▶ fields ─▶ tokens, length ─▶ submit ─▶ answer
+    401    413     400      404      403, 429  503       400       400               503       200
 
 Rules: nothing is sent before the engine has the request, so every refusal is an honest status, also for a stream.
 Whatever happens in here, the client gets an envelope and never a traceback; the log gets where, and never the
@@ -15,27 +15,28 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import replace
 
 import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
 from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
-from headrace.core.request import ChatRequest, CompletionRequest, Options
+from headrace.core.request import Ask
+from headrace.gateway.backend import Backend, Fleet
+from headrace.gateway.fixed import FixedFleet
+from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
 from headrace.observe.record import OTHER
-from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer
-from headrace.protocol.openai import model_of, parse_chat, parse_completion, read
-from headrace.server.auth import Key
+from headrace.protocol.openai import common_options, model_of, read
+from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
-from headrace.server.model import Job, ServedModel
 from headrace.server.page import Page
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
@@ -43,29 +44,26 @@ from headrace.server.ticker import Ticker
 from headrace.server.whole import answer_whole
 
 BODY_LIMIT = 10 * 2**20
-LONG_BODY = 100_000
-"""Bytes from which on a body is parsed on a thread."""
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
-Parse = Callable[..., R]
-
 
 class App:
-    """The ASGI callable. `models`: served name → model, read anew at each request, so models may come and go.
+    """The ASGI callable. `fleet`: aliases and engines; a mapping of models is one where each is its own alias.
 
-    `key` None: no key is asked for. `clock` in s as for everything else, `wall` Unix time in s; `new_id` makes the
-    random part of ids, `seed` a seed for requests that bring none.
+    `guard`: who may ask what; `key` is short for a guard with one key, None: no key is asked for. `clock` in s as for
+    everything else, `wall` Unix time in s; `new_id` makes the random part of ids, `seed` a seed for requests that bring
+    none.
     """
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        fleet: Fleet | Mapping[str, Backend],
         metrics: Metrics,
         access_log: AccessLog,
         *,
         key: str | None = None,
+        guard: Guard | None = None,
         page: Page | None = None,
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
@@ -74,11 +72,11 @@ class App:
         new_id: Callable[[], str] = lambda: secrets.token_hex(12),
         seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
-        self.models = models
+        self.fleet: Fleet = FixedFleet(fleet) if isinstance(fleet, Mapping) else fleet
         self.metrics = metrics
         self.ticker = Ticker(clock, lag=metrics.lag)
         self._access_log = access_log
-        self._key = Key(key) if key else None
+        self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
         self._page = page
         self._body_limit = body_limit
         self._limits = limits or StreamLimits()
@@ -128,8 +126,6 @@ class App:
     def close(self) -> None:
         """Give up the threads; after the last request."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for model in self.models.values():
-            model.close()
 
     # The way of a request ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,8 +167,9 @@ class App:
         route = self.routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
-        if self._key is not None and (route is None or not route.public):
-            self._key.check(exchange.values(b"authorization"))
+        if route is None or not route.public:
+            exchange.caller = await self._guard.identify(exchange.values(b"authorization"))
+            exchange.record.key = exchange.caller.name or None
         if route is None:
             raise not_found()
         await route.handler(exchange.method)(exchange)
@@ -180,89 +177,74 @@ class App:
     # Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _chat(self, exchange: Exchange) -> None:
-        served, request = await self._request(exchange, parse_chat)
-        answer = ChatAnswer(f"chatcmpl-{self._new_id()}", int(self._wall()), served.name, options=request.options)
-        await self._generate(
-            exchange, served, request.options, lambda: served.chat(request, self._rids), lambda job: answer
-        )
+        await self._generate(exchange, await self._ask(exchange, chat=True), "chatcmpl-")
 
     async def _completion(self, exchange: Exchange) -> None:
-        served, request = await self._request(exchange, parse_completion)
-        name, created = f"cmpl-{self._new_id()}", int(self._wall())
-        await self._generate(
-            exchange,
-            served,
-            request.options,
-            lambda: served.completion(request, self._rids),
-            lambda job: CompletionAnswer(name, created, served.name, options=request.options, echo=job.echo),
-        )
+        await self._generate(exchange, await self._ask(exchange, chat=False), "cmpl-")
 
-    async def _request(self, exchange: Exchange, parse: Parse[R]) -> tuple[ServedModel, R]:
-        """Body → model and request. Raises whatever is wrong with them."""
+    async def _ask(self, exchange: Exchange, *, chat: bool) -> Ask:
+        """The body, as far as it must be known before there is an engine. Raises whatever is wrong with it."""
         body = await read_body(exchange, limit=self._body_limit)
         exchange.timeline.body = self._clock()
-
-        def work() -> tuple[ServedModel, R]:
-            fields = read(body)
-            served = self._served(model_of(fields), exchange)
-            return served, parse(fields, n_vocab=served.engine.info.n_vocab, seed=self._seed)
-
         if len(body) < LONG_BODY:
-            served, request = work()
+            fields = read(body)
         else:
-            served, request = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        exchange.record.stream = request.options.stream
-        exchange.timeline.routed = self._clock()
-        return served, request
+            fields = await asyncio.get_running_loop().run_in_executor(self._threads, read, body)
+        alias = self._alias(model_of(fields), exchange)
+        options, caller = common_options(fields), exchange.caller
+        options = replace(options, priority=max(options.priority, caller.priority))
+        exchange.record.stream = options.stream
+        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt)
 
-    def _served(self, name: str, exchange: Exchange) -> ServedModel:
-        served = self.models.get(name)
-        if served is None:
+    def _alias(self, name: str, exchange: Exchange) -> str:
+        """`name`, which the caller may use. Raises ModelNotFound."""
+        aliases = self._aliases(exchange)
+        if name not in aliases:
             exchange.record.model = OTHER
-            if not self.models:
+            if not self.fleet.aliases:
                 raise EngineUnavailable("no model is loaded yet; try again shortly")
-            raise ModelNotFound(f"no such model; served here: {', '.join(sorted(self.models))}", param="model")
-        exchange.record.model = served.name
-        return served
+            raise ModelNotFound(f"no such model; served here: {', '.join(sorted(aliases))}", param="model")
+        exchange.record.model = name
+        return name
 
-    async def _generate(
-        self,
-        exchange: Exchange,
-        served: ServedModel,
-        options: Options,
-        prepare: Callable[[], Awaitable[Job]],
-        answer_to: Callable[[Job], Answer],
-    ) -> None:
-        """From a valid request to the last byte of its answer. Leaves nothing behind, whatever happens."""
-        self._check_ready(served)
+    def _aliases(self, exchange: Exchange) -> Collection[str]:
+        """Those that the caller may know of."""
+        allowed = exchange.caller.models
+        return [name for name in self.fleet.aliases if allowed is None or name in allowed]
+
+    async def _generate(self, exchange: Exchange, ask: Ask, prefix: str) -> None:
+        """From a request to the last byte of its answer. Leaves nothing behind, whatever happens."""
+        if self._draining:
+            raise Draining("the server is shutting down; try again shortly")
+        permit = await self._guard.admit(exchange.caller, ask)
         live = Live(
-            served.engine,
             exchange.timeline,
             self._clock,
             max_pending=self._limits.max_pending_events,
             queue_timeout_s=self._limits.queue_timeout_s,
         )
+        identity = f"{prefix}{self._new_id()}", int(self._wall())
+        attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
         self._live.add(live)
         self.ticker.add(live)
         try:
             live.watch(exchange.receive)
-            job = await prepare()
-            live.check()
-            live.submit(job)
-            answer = answer_to(job)
-            if options.stream:
-                await self._stream(Stream(exchange, live, answer, options, self._limits, self._clock))
+            await attempts.begin()
+            if ask.options.stream:
+                await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
             else:
-                await answer_whole(exchange, live, answer, options, self._clock)
+                await answer_whole(exchange, live, attempts, self._clock)
         finally:
             usage, record = live.usage(), exchange.record
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
+            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
             self._live.discard(live)
             self.ticker.remove(live)
             if self._draining and not self._live:
                 self._quiet.set()
+            attempts.close()
             await live.close()
 
     async def _stream(self, stream: Stream) -> None:
@@ -272,31 +254,28 @@ class App:
         finally:
             self.metrics.open_streams -= 1
 
-    def _check_ready(self, served: ServedModel) -> None:
-        if self._draining:
-            raise Draining("the server is shutting down; try again shortly")
-        if not served.engine.ready:
-            raise EngineUnavailable("the model is not ready yet; try again shortly")
-
     # Everything else ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_models(self, exchange: Exchange) -> None:
-        data = [_card(name, model) for name, model in self.models.items()]
+        data = [self._card(name) for name in self._aliases(exchange)]
         await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
     async def _show_model(self, exchange: Exchange) -> None:
-        served = self._served(exchange.path.removeprefix("/v1/models/"), exchange)
-        await exchange.answer(200, msgspec.json.encode(_card(served.name, served)))
+        alias = self._alias(exchange.path.removeprefix("/v1/models/"), exchange)
+        await exchange.answer(200, msgspec.json.encode(self._card(alias)))
+
+    def _card(self, alias: str) -> dict[str, str | int]:
+        return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
 
     async def _health(self, exchange: Exchange) -> None:
         """The process is alive; whether it can answer is what readiness says. What it can do without is named."""
         status = "draining" if self._draining else "ok"
-        degraded = sorted({tier for model in self.models.values() for tier in model.engine.stats.tiers.down})
+        degraded = sorted({tier for engine in self.fleet.backends.values() for tier in engine.stats.tiers.down})
         body = {"status": status, "version": __version__, "degraded": degraded}
         await exchange.answer(200, msgspec.json.encode(body))
 
     async def _readiness(self, exchange: Exchange) -> None:
-        ready = [name for name, model in self.models.items() if model.engine.ready]
+        ready = [name for name in self.fleet.aliases if self.fleet.ready(name)]
         if self._draining:
             raise Draining("the server is shutting down")
         if not ready:
@@ -312,7 +291,3 @@ class App:
         await exchange.answer(
             200, self._page.body, content_type=b"text/html; charset=utf-8", headers=self._page.headers
         )
-
-
-def _card(name: str, model: ServedModel) -> dict[str, str | int]:
-    return {"id": name, "object": "model", "created": model.engine.info.created, "owned_by": "headrace"}

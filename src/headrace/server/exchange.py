@@ -17,10 +17,12 @@ from headrace.core.errors import (
     HeadraceError,
     MethodNotAllowed,
     Overloaded,
+    RateLimited,
     ServiceError,
     Unauthorized,
 )
 from headrace.core.timeline import Timeline
+from headrace.gateway.guard import ANYBODY, Caller
 from headrace.observe.record import OTHER, Record, outcome_of
 from headrace.protocol.envelope import envelope
 
@@ -80,6 +82,7 @@ class Exchange:
         self.timeline = Timeline(first_byte)
         method = self.method if self.method in METHODS else OTHER
         self.record = Record(self.request_id, method, OTHER, self.timeline)
+        self.caller: Caller = ANYBODY
         self.started = False
 
     def values(self, name: bytes) -> list[bytes]:
@@ -139,7 +142,7 @@ class Exchange:
 def _headers_of(error: HeadraceError) -> list[tuple[bytes, bytes]]:
     """What an error's answer says besides its envelope."""
     out: list[tuple[bytes, bytes]] = []
-    if isinstance(error, ServiceError) and error.retry_after is not None:
+    if isinstance(error, ServiceError | RateLimited) and error.retry_after is not None:
         out.append((b"retry-after", b"%d" % error.retry_after))
     if isinstance(error, MethodNotAllowed):
         out.append((b"allow", ", ".join(error.allow).encode()))

@@ -213,12 +213,8 @@ class Service:
                 await _first(self._app.quiet(), self._forced.wait())
 
     async def _close(self) -> None:
-        engines = {id(model.engine): model.engine for model in self._app.models.values()}
-        closing = asyncio.gather(*(engine.close() for engine in engines.values()), return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            for error in await asyncio.wait_for(closing, FORCED_S if self._forced.is_set() else None):
-                if error is not None:
-                    log.error("an engine did not close: %s", type(error).__name__)
+            await asyncio.wait_for(self._app.fleet.close(), FORCED_S if self._forced.is_set() else None)
         self._app.close()
 
 

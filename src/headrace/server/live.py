@@ -1,4 +1,4 @@
-"""The generations of one response while they run, and the client they run for.
+"""What runs for one response, on one engine after the other, and the client it runs for.
 
     client ── receive ──▶ watcher ──┐ leaves
     server ── fail ─────────────────┤                 ┌▶ cancel ──▶ engine
@@ -6,7 +6,8 @@
 
 Rules: one watcher a response, from before the submit to the end, so that a client that leaves stops the engine at
 once and not at the next write. Whatever way a response ends, `close` leaves no live rid and no watcher behind.
-Tokens are counted here and nowhere else.
+Tokens are counted here and nowhere else. Of an engine that was given up nothing more is heard: events of a rid that is
+not ours are dropped by `book`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
+
+import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.errors import Draining, EngineFailed, EngineUnavailable, HeadraceError, Overloaded, ServiceError
-from headrace.core.events import Admitted, Delta, Event, Failed, Finished
+from headrace.core.events import Admitted, Answered, Broken, Delta, Failed, Finished, Marks, Relayed
+from headrace.core.request import Told
 from headrace.core.timeline import Timeline
-from headrace.engines.base import StreamEngine
+from headrace.gateway.backend import Backend, Work
 from headrace.protocol.answer import Usage
 from headrace.server.exchange import ClientGone, Receive
 from headrace.server.mailbox import Mailbox
-from headrace.server.model import Job
 
 MAX_PENDING_EVENTS = 256
 MAX_PENDING_TEXT = 256 * 1024
@@ -40,7 +44,6 @@ class Live:
 
     def __init__(
         self,
-        engine: StreamEngine,
         timeline: Timeline,
         clock: Clock,
         *,
@@ -56,74 +59,139 @@ class Live:
         self.failure: HeadraceError | None = None
         """Why there will be no more events, if that is so."""
         self.remaining = 0
-        """Choices without a `Finished`."""
+        """Choices without an end."""
         self.queued = True
         """The engine has not begun with any of it."""
+        self.begun: float | None = None
+        """When the first text of the running attempt was there."""
+        self.first_text: Callable[[float], None] | None = None
+        """Told then: how many seconds after the submit that was."""
+        self.identity: tuple[str, int] | None = None
+        """`id` and `created` of an answer that another server began."""
         self._queue_timeout_s = queue_timeout_s
-        self._engine = engine
+        self._backend: Backend | None = None
         self._clock = clock
+        self._submitted = 0.0
         self._open: dict[int, int] = {}
         """rid → choices of it that are not finished."""
         self._base: dict[int, int] = {}
         """rid → choice index of its first choice."""
         self._cached = 0
         self._drawn: list[int] = []
+        self._told = _Account()
+        self._hidden = 0
+        """Characters that the engine will say and the reader has."""
         self._watcher: asyncio.Task[None] | None = None
 
     def watch(self, receive: Receive) -> None:
         """Start to look out for the client's leaving. The body must have been read."""
         self._watcher = asyncio.get_running_loop().create_task(self._watch(receive))
 
-    def submit(self, job: Job) -> None:
-        """Hand everything to the engine. Raises the engine's refusal; what it took until then is cancelled."""
+    def submit(self, backend: Backend, work: Work) -> None:
+        """Hand everything to an engine. Raises its refusal; what it took until then is cancelled."""
         timeline = self.timeline
-        self.remaining = job.choices
-        self._drawn = [0] * job.choices
-        timeline.prompt_tokens = job.prompt_tokens
-        timeline.tokenized = self._clock()
+        self._backend = backend
+        self.remaining = work.choices
+        self._drawn = [self._told.tokens] if work.choices == 1 else [0] * work.choices
+        self._hidden = work.hidden
+        self._base.clear()
+        if work.prompt_tokens and not timeline.prompt_tokens:
+            timeline.prompt_tokens = work.prompt_tokens
+        self._submitted = self._clock()
+        if timeline.tokenized is None:
+            timeline.tokenized = self._submitted
         try:
             base = 0
-            for generation in job.generations:
-                self._base[generation.rid] = base
-                self._open[generation.rid] = generation.n
-                base += generation.n
-                self._engine.submit(generation, self.mailbox.put)
+            for part in work.parts:
+                self._base[part.rid] = base
+                self._open[part.rid] = part.n
+                base += part.n
+                backend.submit(part, self.mailbox.put)
         except BaseException:
-            self.cancel()
+            self.give_up()
             raise
-        if not job.generations:
+        if not work.parts:
             # Nothing was asked for beyond the prompt itself: every choice is complete as it stands.
-            for index in range(job.choices):
+            self._base[0] = 0
+            for index in range(work.choices):
                 self.mailbox.put(Finished(rid=0, index=index, reason="length", completion_tokens=0))
 
-    def book(self, event: Event) -> int:
-        """Take an event into account; its choice's index in the response, -1 for `Failed`."""
+    def give_up(self, *, forget: bool = False) -> None:
+        """Leave the engine; another one may be given the request. `forget`: from the beginning, nothing of what it
+        said was shown."""
+        self.cancel()
+        if forget:
+            self._told = _Account()
+            self.identity = None
+            self._cached = self.timeline.cached_tokens = 0
+            self.timeline.unmark()
+        self._base.clear()
+        self.failure = None
+        self.queued = True
+        self.begun = None
+
+    @property
+    def told(self) -> Told | None:
+        """What the reader has, if another engine could go on from there; `Told("", …)`: nothing yet."""
+        return self._told.told() if len(self._drawn) == 1 else None
+
+    def book(self, event: Answered) -> int:
+        """Take an event into account; its choice's index in the response, -1 for one that ends everything or is not
+        for us any more."""
         kind = type(event)
+        base = self._base.get(event.rid)
+        if base is None:
+            return -1
         if kind is Failed:
             assert isinstance(event, Failed)
-            self._open.pop(event.rid, None)
-            self.failure = _ERRORS.get(event.code, EngineFailed)(event.message)
-            return -1
-        assert not isinstance(event, Failed)
+            return self._break(event.rid, _ERRORS.get(event.code, EngineFailed)(event.message))
+        if kind is Broken:
+            assert isinstance(event, Broken)
+            return self._break(event.rid, event.error)
         self.queued = False
-        index = self.index(event)
-        if isinstance(event, Delta):
+        if kind is Relayed:
+            assert isinstance(event, Relayed)
+            self._book_relayed(event)
+            return base
+        assert isinstance(event, Admitted | Delta | Finished)
+        index = base + event.index
+        if kind is Delta:
+            assert isinstance(event, Delta)
             self._drawn[index] += event.tokens
-            if event.marks is not None and self.timeline.scheduled is None:
-                self.timeline.mark(event.marks, self._engine.clock_offset)
-        elif isinstance(event, Finished):
+            if index == 0:
+                self._told.add(event.text, event.ids, event.tokens)
+            if self.begun is None and event.text:
+                self._begin(event.marks)
+        elif kind is Finished:
+            assert isinstance(event, Finished)
+            # A continued answer's engine was told what it has already, and counts that too.
             self._drawn[index] = event.completion_tokens
             self.remaining -= 1
             self._release(event.rid)
-        elif isinstance(event, Admitted) and event.index == 0:
+        elif event.index == 0:
+            assert isinstance(event, Admitted)
             # The choices of a prompt share it: only the first says what the cache was worth.
             self._cached += event.cached
             self.timeline.cached_tokens = self._cached
         return index
 
-    def index(self, event: Admitted | Delta | Finished) -> int:
-        """The event's choice in the response."""
-        return self._base.get(event.rid, 0) + event.index
+    def visible(self, event: Delta) -> Delta:
+        """`event` without what its reader has already: the engine of a continued answer may say it once more."""
+        if not self._hidden:
+            return event
+        text = event.text[self._hidden :]
+        self._hidden -= len(event.text) - len(text)
+        return msgspec.structs.replace(event, text=text)
+
+    @property
+    def hiding(self) -> bool:
+        """There is something that `visible` takes off."""
+        return self._hidden > 0
+
+    def check_gone(self) -> None:
+        """Raises ClientGone."""
+        if self.gone:
+            raise ClientGone
 
     def check(self) -> None:
         """Raises ClientGone, or the failure."""
@@ -134,8 +202,8 @@ class Live:
 
     def tick(self, now: float) -> None:
         """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet."""
-        submitted = self.timeline.tokenized
-        if not self.queued or submitted is None or self.failure is not None or not self._open:
+        submitted = self._submitted
+        if not self.queued or self.failure is not None or not self._open:
             return
         if now - submitted >= self._queue_timeout_s:
             self.fail(
@@ -169,7 +237,8 @@ class Live:
         """Stop everything that still runs."""
         while self._open:
             rid, _ = self._open.popitem()
-            self._engine.cancel(rid)
+            if self._backend is not None:
+                self._backend.cancel(rid)
 
     async def close(self) -> None:
         """Stop everything, the watcher too, whatever the state."""
@@ -188,6 +257,37 @@ class Live:
             log.debug("receive failed: %s", type(error).__name__)
         self.leave()
 
+    def _break(self, rid: int, error: HeadraceError) -> int:
+        self._open.pop(rid, None)
+        self.failure = error
+        return -1
+
+    def _begin(self, marks: Marks | None) -> None:
+        """The attempt's first text is here."""
+        self.begun = self._clock()
+        if self.first_text is not None:
+            self.first_text(self.begun - self._submitted)
+        if marks is not None and self.timeline.scheduled is None and self._backend is not None:
+            self.timeline.mark(marks, self._backend.clock_offset)
+
+    def _book_relayed(self, event: Relayed) -> None:
+        if event.identity is not None:
+            self.identity = event.identity
+        if event.text and self.begun is None:
+            self._begin(event.marks)
+        self._drawn[0] += event.tokens
+        if event.content is None:
+            self._told.spoil()
+        else:
+            self._told.add(event.content, (), event.tokens)
+        if event.usage is not None:
+            self.timeline.prompt_tokens = event.usage.prompt
+            self.timeline.cached_tokens = self._cached = event.usage.cached
+            self._drawn = [event.usage.completion] + [0] * (len(self._drawn) - 1)
+        if event.over:
+            self.remaining = 0
+            self._open.pop(event.rid, None)
+
     def _release(self, rid: int) -> None:
         left = self._open.get(rid, 0) - 1
         if left > 0:
@@ -197,8 +297,41 @@ class Live:
 
     def _pause(self) -> None:
         for rid in self._open:
-            self._engine.pause(rid)
+            if self._backend is not None:
+                self._backend.pause(rid)
 
     def _resume(self) -> None:
         for rid in self._open:
-            self._engine.resume(rid)
+            if self._backend is not None:
+                self._backend.resume(rid)
+
+
+class _Account:
+    """What the reader was told of choice 0."""
+
+    __slots__ = ("_exact", "_ids", "_text", "_whole", "tokens")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._exact = True
+        """`_ids` are all the tokens."""
+        self._whole = True
+        """`_text` is all that the answer is."""
+        self.tokens = 0
+
+    def add(self, text: str, ids: tuple[int, ...], tokens: int) -> None:
+        self._text.append(text)
+        self._ids += ids
+        self._exact = self._exact and len(ids) == tokens
+        self.tokens += tokens
+
+    def spoil(self) -> None:
+        """There is more to the answer than its text."""
+        self._whole = False
+
+    def told(self) -> Told | None:
+        if not self._whole:
+            return None
+        ids = tuple(self._ids) if self._exact and self._ids else None
+        return Told("".join(self._text), ids, self.tokens)

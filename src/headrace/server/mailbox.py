@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.core.events import Delta, Event
+from headrace.core.events import Answered, Delta, Relayed
 
 
 class Mailbox:
@@ -38,9 +38,9 @@ class Mailbox:
     def __init__(
         self, *, max_events: int, max_text: int, pause: Callable[[], None], resume: Callable[[], None]
     ) -> None:
-        self.direct: Callable[[Event], bool] | None = None
+        self.direct: Callable[[Answered], bool] | None = None
         """Takes an event at once, or says no. Asked only while the response waits and nothing is before it."""
-        self._events: list[Event] = []
+        self._events: list[Answered] = []
         self._text = 0
         self._held_events = 0
         self._held_text = 0
@@ -56,19 +56,21 @@ class Mailbox:
     def paused(self) -> bool:
         return self._paused
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Answered) -> None:
         """The engine's sink."""
         if self.direct is not None and self._waiter is not None and not self._woken and self.direct(event):
             return
         self._events.append(event)
-        if type(event) is Delta:
+        if isinstance(event, Delta):
             self._text += len(event.text)
+        elif isinstance(event, Relayed):
+            self._text += len(event.raw)
         if not self._paused and self._over():
             self._paused = True
             self._pause()
         self.wake()
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[Answered]:
         """All events since the last call, oldest first; held until `written`."""
         events = self._events
         if events:

@@ -7,8 +7,8 @@ The life of a stream:
 
 Rules: the head is held until the first text, so that its status is honest and its `Server-Timing` complete; while
 the request is queued nothing at all is sent. All events that are there when a write begins go out in that one
-write. A stream that was begun ends exactly once: with `[DONE]`, or with one error event. Time comes from the clock
-and from `tick`, never from timers.
+write. A stream that was begun ends exactly once: with `[DONE]`, or with one error event. An engine that fails is
+replaced if that can be done without the reader seeing it. Time comes from the clock and from `tick`, never from timers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.core.errors import InternalError
-from headrace.core.events import Admitted, Delta, Event, Finished
-from headrace.core.request import Options
+from headrace.core.events import Admitted, Answered, Delta, Finished, Relayed
 from headrace.observe.fault import report_fault
 from headrace.observe.record import outcome_of
-from headrace.protocol.answer import Answer
 from headrace.protocol.envelope import error_event
-from headrace.protocol.sse import COMMENT
+from headrace.protocol.sse import COMMENT, DONE
+from headrace.server.attempts import Attempts
 from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import MAX_PENDING_EVENTS, Live
 from headrace.server.ticker import Ticker
@@ -59,13 +58,12 @@ class StreamLimits:
 class Stream:
     """One event stream. `run` writes it; the ticker says when the head or a heartbeat is due and drops dead readers."""
 
-    def __init__(
-        self, exchange: Exchange, live: Live, answer: Answer, options: Options, limits: StreamLimits, clock: Clock
-    ) -> None:
+    def __init__(self, exchange: Exchange, live: Live, attempts: Attempts, limits: StreamLimits, clock: Clock) -> None:
         self._exchange = exchange
         self._live = live
-        self._answer = answer
-        self._options = options
+        self._attempts = attempts
+        self._answer = attempts.answer
+        self._options = attempts.ask.options
         self._limits = limits
         self._clock = clock
         self._early = 0.0
@@ -81,6 +79,8 @@ class Stream:
         """Since when the running write waits for its reader."""
         self._last_write = 0.0
         self._last_text: float | None = None
+        self._relayed = False
+        """The bytes of the answer are another server's."""
         self._dropped = False
         self._task: asyncio.Task[Any] | None = None
 
@@ -129,13 +129,16 @@ class Stream:
             if live.gone:
                 raise ClientGone
             if live.failure is not None:
+                if await self._recover():
+                    continue
+                live.check_gone()
                 if not exchange.started:
                     raise live.failure
                 await self._break_off(live.failure)
                 return
             over = live.remaining == 0
             if over:
-                self._out.append(self._answer.end(live.usage() if self._options.include_usage else None))
+                self._out.append(self._end())
             if self._due(over):
                 await self._write(more=not over)
                 if over:
@@ -145,12 +148,42 @@ class Stream:
                     live.mailbox.written()  # events that gave nothing to write must not count as unread
                 await live.mailbox.wait()
 
-    def _encode(self, events: list[Event]) -> None:
+    async def _recover(self) -> bool:
+        """Let another engine take over. Raises ClientGone."""
+        if not await self._attempts.recover():
+            return False
+        if self._live.timeline.delivered is None:
+            self._out.clear()
+            self._text = False
+            self._relayed = False
+        self._answer = self._attempts.answer
+        return True
+
+    def _end(self) -> bytes:
+        """The last bytes of a stream that went well."""
+        if not self._relayed:
+            return self._answer.end(self._live.usage() if self._options.include_usage else None)
+        # The usage of a relayed answer was in it; our own chunks must not come after it twice.
+        if not self._options.timings:
+            return DONE
+        self._stamp()
+        return self._answer.timing(self._live.timeline.report()) + DONE
+
+    def _encode(self, events: list[Answered]) -> None:
         """Events → bytes in `_out`."""
         live, answer, out = self._live, self._answer, self._out
         for event in events:
             index = live.book(event)
-            if isinstance(event, Delta):
+            if index < 0:
+                continue
+            if isinstance(event, Relayed):
+                self._relayed = True
+                if event.raw:
+                    out.append(event.raw)
+                self._text = self._text or bool(event.text)
+            elif isinstance(event, Delta):
+                self._relayed = False
+                event = live.visible(event)
                 if chunk := answer.delta(index, event):
                     out.append(chunk)
                 self._text = self._text or bool(event.text)
@@ -163,18 +196,32 @@ class Stream:
             elif isinstance(event, Admitted) and self._admitted is None:
                 self._admitted = self._clock()
 
-    def _direct(self, event: Event) -> bool:
+    def _direct(self, event: Answered) -> bool:
         """The common case without a detour: one piece of text for a begun stream whose reader keeps up.
 
         Through the mailbox the same chunk costs a future, a turn of the loop and six coroutine frames, all with caches
         that the engine has just emptied (server CPU beside a computing engine: 0.25 ms a token, and 0.20 ms this way).
         """
         channel = self._exchange.channel
-        if type(event) is not Delta or not event.text or self._out or self._beat_due:
+        kind = type(event)
+        if (kind is not Delta and kind is not Relayed) or not event.text or self._out or self._beat_due:  # type: ignore[union-attr]
             return False
-        if channel is None or self._last_text is None or not channel.ready():
+        live = self._live
+        if channel is None or self._last_text is None or live.failure is not None or live.hiding:
             return False
-        chunk = self._answer.delta(self._live.book(event), event)
+        if not channel.ready():
+            return False
+        if kind is Relayed:
+            assert isinstance(event, Relayed)
+            if event.over or not self._relayed or live.book(event) < 0:
+                return False
+            chunk = event.raw
+        else:
+            assert isinstance(event, Delta)
+            index = live.book(event)
+            if index < 0:
+                return True
+            chunk = self._answer.delta(index, event)
         now = self._clock()
         self._exchange.record.gaps.append(now - self._last_text)
         self._last_text = self._last_write = now
@@ -186,14 +233,11 @@ class Stream:
         if over:
             return True
         if self._exchange.started:
-            if self._beat_due and not self._out:
+            if self._beat_due and not self._out and self._last_text is not None:
                 self._out.append(COMMENT)
-            return bool(self._out)
-        if self._head_due:
-            # Some proxies keep a head back until a body follows.
-            self._out.append(COMMENT)
-            return True
-        return self._text
+            return self._beat_due or (bool(self._out) and (self._text or self._last_text is not None))
+        # Some proxies keep a head back until a body follows: it gets a comment.
+        return self._text or self._head_due
 
     async def _write(self, *, more: bool) -> None:
         """All of `_out` in one piece, after the head if that is still to be sent."""
@@ -204,8 +248,7 @@ class Stream:
                 self._exchange.record.gaps.append(now - self._last_text)
             self._last_text = now
             self._text = False
-        body = b"".join(self._out)
-        self._out.clear()
+        body = self._body(over=not more)
         self._writing = now
         if not self._exchange.started:
             timing = (b"server-timing", self._live.timeline.server_timing().encode())
@@ -215,6 +258,15 @@ class Stream:
         self._last_write = now
         self._beat_due = False
         self._live.mailbox.written()
+
+    def _body(self, *, over: bool) -> bytes:
+        """What is written now. Chunks without text, the role among them, wait for the first text: until that is out
+        another engine may begin anew."""
+        if over or self._last_text is not None:
+            body = b"".join(self._out)
+            self._out.clear()
+            return body
+        return COMMENT
 
     async def _break_off(self, error: Any) -> None:
         """End a begun stream with one error event; what was encoded before goes first."""

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.errors import Unauthorized
-from headrace.server.auth import Key
+from headrace.gateway.guard import KeyGuard
+from server.asgi_driver import on_loop
 
 
 @pytest.mark.parametrize("value", [b"Bearer s3cret", b"bearer s3cret", b"BEARER s3cret"])
-def test_takes_the_key(value: bytes) -> None:
-    Key("s3cret").check([value])
+@on_loop
+async def test_takes_the_key(value: bytes) -> None:
+    await KeyGuard("s3cret").identify([value])
 
 
 @pytest.mark.parametrize(
@@ -27,15 +29,17 @@ def test_takes_the_key(value: bytes) -> None:
         [b"Bearer " + b"x" * 1_000_000],
     ],
 )
-def test_refuses_everything_else(values: list[bytes]) -> None:
+@on_loop
+async def test_refuses_everything_else(values: list[bytes]) -> None:
     with pytest.raises(Unauthorized) as caught:
-        Key("s3cret").check(values)
+        await KeyGuard("s3cret").identify(values)
     assert "s3cret" not in caught.value.message
 
 
-def test_a_key_may_be_any_text() -> None:
-    Key("ключ").check([b"Bearer " + "ключ".encode()])
+@on_loop
+async def test_a_key_may_be_any_text() -> None:
+    await KeyGuard("ключ").identify([b"Bearer " + "ключ".encode()])
 
 
 def test_does_not_show_itself() -> None:
-    assert "s3cret" not in repr(Key("s3cret"))
+    assert "s3cret" not in repr(KeyGuard("s3cret"))

@@ -1,0 +1,188 @@
+"""The engines that one response is tried on, one after the other.
+
+    begin ─▶ engine a ── refuses, breaks, is silent ──▶ engine b ── … ──▶ nobody left: the error
+                └── first text is out ── breaks ──▶ engine c of the same family goes on ──▶ …
+
+Rules: before the first text is written any engine of the alias may take over, from the beginning; after it only one
+that can go on from exactly there. What the client did wrong is told at once and tried nowhere else. One lease at a
+time, closed with what became of it; every attempt stands in the timeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headrace.core.clock import Clock
+from headrace.core.errors import Draining, HeadraceError, RequestError, ServiceError, TooSlow
+from headrace.core.request import Ask
+from headrace.core.timeline import Attempt
+from headrace.gateway.backend import End, Fleet, Lease, Work
+from headrace.observe.record import Record
+from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer
+from headrace.server.live import Live
+
+LONG_BODY = 100_000
+"""Bytes from which on a body is parsed on a thread."""
+
+log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """For one response; owned by its task. `identity`: `id` and `created` of an answer that we begin."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        live: Live,
+        ask: Ask,
+        record: Record,
+        clock: Clock,
+        rids: Iterator[int],
+        *,
+        identity: tuple[str, int],
+    ) -> None:
+        self.ask = ask
+        self.answer: Answer
+        """The encoder of what is not relayed as it is."""
+        self._fleet = fleet
+        self._live = live
+        self._record = record
+        self._clock = clock
+        self._rids = rids
+        self._identity = identity
+        self._lease: Lease | None = None
+        self._family = ""
+        self._tried: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Give the request to an engine. Raises what refuses it: the first engine's refusal, if all do."""
+        first: HeadraceError | None = None
+        while True:
+            try:
+                lease = self._fleet.lease(self.ask, without=self._tried)
+            except ServiceError as error:
+                raise first or error from None
+            try:
+                await self._try(lease, self.ask)
+                return
+            except ServiceError as error:
+                first = first or error
+                if not self._again(error):
+                    raise first from None
+
+    async def recover(self) -> bool:
+        """After `live.failure`: did another engine take over? Before the first text is written from the beginning:
+        then what was encoded and not written is void. Raises ClientGone."""
+        live, error = self._live, self._live.failure
+        assert error is not None
+        committed = live.timeline.delivered is not None
+        told = live.told if committed else None
+        if not self._again(error) or (committed and told is None):
+            return False
+        ask = replace(self.ask, told=told)
+        while True:
+            live.give_up(forget=not committed)
+            try:
+                lease = self._fleet.lease(ask, without=self._tried, family=self._family if committed else None)
+            except HeadraceError:
+                live.fail(error)
+                return False
+            try:
+                await self._try(lease, ask)
+            except HeadraceError as refused:
+                log.debug("engine %s does not take over: %s", lease.engine, type(refused).__name__)
+                continue
+            log.info("request %s: %s goes on after %s", self._record.request_id, lease.engine, type(error).__name__)
+            return True
+
+    def close(self) -> None:
+        """The response is over, in whatever way."""
+        live = self._live
+        if live.gone:
+            self._end("cancelled")
+        elif live.failure is None and live.remaining == 0:
+            self._end("ok")
+        else:
+            self._end("cancelled" if live.failure is None else _end_of(live.failure))
+
+    def _more(self, ask: Ask) -> bool:
+        return self._fleet.others(ask, without=self._tried)
+
+    async def _try(self, lease: Lease, ask: Ask) -> None:
+        """One attempt's beginning. Raises what refuses it; then the lease is closed and its engine tried."""
+        self._lease, self._family = lease, lease.family
+        self._tried.add(lease.engine)
+        self._record.engine = lease.engine
+        timeline = self._live.timeline
+        timeline.attempts.append(Attempt(lease.engine, self._clock(), continued=ask.told is not None))
+        backend = lease.backend
+        try:
+            parsed = await self._parse(lease, ask)
+            if timeline.routed is None:
+                timeline.routed = self._clock()
+            work = await backend.prepare(ask, parsed, self._rids)
+            self._live.check_gone()
+            self._live.first_text = lease.first_text
+            self._answer(work)
+            self._live.submit(backend, work)
+        except HeadraceError as error:
+            self._end(_end_of(error))
+            raise
+        self._arm(lease)
+
+    async def _parse(self, lease: Lease, ask: Ask) -> object:
+        if ask.size < LONG_BODY:
+            return lease.backend.parse(ask)
+        return await asyncio.get_running_loop().run_in_executor(None, lease.backend.parse, ask)
+
+    def _answer(self, work: Work) -> None:
+        """The encoder: it stays the same while one answer goes on, and takes over the identity that was begun with."""
+        ask, begun = self.ask, self._live.timeline.delivered is not None
+        if begun and self._live.identity is None:
+            return
+        id, created = (self._live.identity if begun else None) or self._identity
+        options = work.options or ask.options
+        if ask.chat:
+            self.answer = ChatAnswer(id, created, ask.model, options=options)
+        else:
+            self.answer = CompletionAnswer(id, created, ask.model, options=options, echo=work.echo)
+        if begun:
+            self.answer.begin(0)
+            self._live.identity = None
+
+    def _again(self, error: HeadraceError) -> bool:
+        """Close the attempt; is another one to be made?"""
+        self._end(_end_of(error))
+        return isinstance(error, ServiceError) and not isinstance(error, Draining) and not self._live.gone
+
+    def _end(self, end: End) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            attempt = self._live.timeline.attempts[-1]
+            attempt.ended, attempt.end = self._clock(), end
+            lease.close(end)
+
+    def _arm(self, lease: Lease) -> None:
+        """Be there when the first text is not in time."""
+        seconds = lease.ttft_timeout_s
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._slow, seconds)
+
+    def _slow(self, seconds: float) -> None:
+        """An engine that is slow is better than none: it is left only for another one."""
+        self._timer = None
+        if self._live.begun is None and self._live.failure is None and self._more(self.ask):
+            self._live.fail(TooSlow(f"the engine gave no text within {seconds * 1e3:g} ms"))
+
+
+def _end_of(error: HeadraceError) -> End:
+    if isinstance(error, TooSlow):
+        return "slow"
+    return "refused" if isinstance(error, RequestError | Draining) else "failed"
