@@ -225,6 +225,16 @@ class Templates:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """What servers behind one load balancer have in common: limits, keys, streams."""
+
+    redis_url: str = _row("", "", secret=True, help=
+        "A Redis or Valkey for it, `redis://…`; empty keeps it in this process.")
+    redis_timeout_ms: float = _row(50.0, "ms", low=1, high=60_000, help=
+        "How long it may take to answer before it is left alone for a while.")
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What is written to stderr."""
 
@@ -244,6 +254,7 @@ class Config:
     optimizations: Optimizations = field(default_factory=Optimizations)
     tiers: Tiers = field(default_factory=Tiers)
     templates: Templates = field(default_factory=Templates)
+    shared: Shared = field(default_factory=Shared)
     log: Log = field(default_factory=Log)
 
 
@@ -255,6 +266,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "optimizations": Optimizations,
     "tiers": Tiers,
     "templates": Templates,
+    "shared": Shared,
     "log": Log,
 }
 

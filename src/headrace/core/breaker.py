@@ -29,6 +29,10 @@ class Breaker:
         self._trying = self.open and (allowed or self._trying)
         return allowed
 
+    def forget(self) -> None:
+        """A call was given up by its caller: it says nothing."""
+        self._trying = False
+
     def success(self) -> None:
         self._failures, self._wait, self._trying = 0, 0.0, False
 

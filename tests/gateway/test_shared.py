@@ -1,0 +1,67 @@
+"""Against a real Redis. Time is by hand; only the timeout is real."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+from redis.asyncio import Redis
+
+from headrace.core.errors import StartupError
+from headrace.gateway.shared import SharedRedis
+from headrace.testing import ManualClock
+from redis_server import RedisServer
+from server.asgi_driver import on_loop
+
+
+async def ping(client: Redis) -> bool:
+    return bool(await client.ping())
+
+
+@on_loop
+async def test_an_answer_comes_through(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+    assert await shared.call(ping) is True
+    assert (shared.down, shared.errors) == (False, 0)
+    await shared.close()
+
+
+@on_loop
+async def test_a_frozen_server_costs_one_timeout_and_is_tried_again_later(redis_server: RedisServer) -> None:
+    clock = ManualClock()
+    shared = SharedRedis(redis_server.url, clock, timeout_s=0.1)
+    redis_server.signal(signal.SIGSTOP)
+    try:
+        assert await shared.call(ping) is None
+        assert (shared.down, shared.errors) == (True, 1)
+        assert await shared.call(ping) is None
+        assert shared.errors == 1, "nobody asked it"
+    finally:
+        redis_server.signal(signal.SIGCONT)
+    clock.advance(60.0)
+    assert await shared.call(ping, timeout_s=30.0) is True
+    assert not shared.down
+    await shared.close()
+
+
+@on_loop
+async def test_who_gives_up_a_call_leaves_the_breaker_as_it_was(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+
+    async def never(client: Redis) -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.get_running_loop().create_task(shared.call(never))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not shared.down
+    await shared.close()
+
+
+def test_an_address_that_is_none_is_refused_without_showing_it() -> None:
+    with pytest.raises(StartupError) as caught:
+        SharedRedis("http://user:s3cret@x", ManualClock(), timeout_s=1.0)
+    assert "s3cret" not in caught.value.message
