@@ -34,6 +34,7 @@ from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
 from headrace.gateway.model import ServedModel
+from headrace.gateway.shared import SharedRedis
 from headrace.kv.templates import Encode
 from headrace.models import script_rate
 from headrace.observe.accesslog import AccessLog
@@ -45,6 +46,7 @@ from headrace.server.app import App
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
+from headrace.server.streams import LogLimits
 from headrace.settings import Config
 from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
@@ -76,6 +78,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     engines: dict[str, StreamEngine] = {}
     models: dict[str, ServedModel] = {}
     engine = make_engine(config)
+    shared = make_shared(config)
 
     async def start() -> None:
         await engine.start()
@@ -97,6 +100,9 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
             max_pending_events=server.max_pending_events,
             queue_timeout_s=config.engine.queue_timeout_s,
         ),
+        log_limits=make_log_limits(config),
+        shared=shared,
+        lease_s=config.streams.lease_s,
     )
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -104,6 +110,20 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
         return await launch.serve(app, sock, drain_s=server.drain_s, start=start, ready=lambda: on_ready(url))
     finally:
         await engine.close()
+        if shared is not None:
+            await shared.close()
+
+
+def make_shared(config: Config) -> SharedRedis | None:
+    """The Redis that servers have in common; None: there is none. Raises StartupError."""
+    s = config.shared
+    return SharedRedis(s.redis_url, time.monotonic, timeout_s=s.redis_timeout_ms / 1e3) if s.redis_url else None
+
+
+def make_log_limits(config: Config) -> LogLimits:
+    """What resumable streams may cost."""
+    s = config.streams
+    return LogLimits(grace_s=s.grace_s, keep_s=s.keep_s, max_bytes=s.max_bytes, total_bytes=s.total_bytes)
 
 
 def make_limits(config: Config) -> Limits:

@@ -235,6 +235,23 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Streams:
+    """Streams that can be taken up again, see [resuming](../guides/resuming.md)."""
+
+    grace_s: float = _row(30.0, "s", low=0, high=86_400, help=
+        "How long an answer goes on that nobody reads, before it is stopped.")
+    keep_s: float = _row(300.0, "s", low=0, high=86_400, help="How long a stream can be read after its end.")
+    max_bytes: int = _row(4 * MIB, "bytes", low=4096, high=1024 * MIB, help=
+        "Memory for one stream; its oldest events go first. A request of more bytes cannot be gone on with by another "
+        "server.")
+    total_bytes: int = _row(256 * MIB, "bytes", low=4096, high=2**40, help=
+        "Memory for all of them; those go first that ended first.")
+    lease_s: float = _row(3.0, "s", low=0.2, high=3600, help=
+        "With `shared.redis_url`: a server that is not heard of for this long counts as gone, and another one goes on "
+        "with its streams when they are asked for.")
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What is written to stderr."""
 
@@ -255,6 +272,7 @@ class Config:
     tiers: Tiers = field(default_factory=Tiers)
     templates: Templates = field(default_factory=Templates)
     shared: Shared = field(default_factory=Shared)
+    streams: Streams = field(default_factory=Streams)
     log: Log = field(default_factory=Log)
 
 
@@ -267,6 +285,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "tiers": Tiers,
     "templates": Templates,
     "shared": Shared,
+    "streams": Streams,
     "log": Log,
 }
 

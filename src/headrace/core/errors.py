@@ -11,6 +11,10 @@
      │   ├─ RouteNotFound        404
      │   ├─ MethodNotAllowed     405
      │   ├─ Conflict             409  something else is being done to it
+ │   ├─ StreamNotFound       404  no stream of that name that the caller may see
+ │   ├─ Gone                 410  the part of a stream that is asked for is no longer kept
+ │   ├─ Stopped              409  the stream was stopped before its answer was complete
+ │   │   └─ Abandoned        409  nobody read it any more
      │   ├─ BodyTooLarge         413
      │   └─ RateLimited          429  the key's own limit; `Retry-After` says when
      ├─ ServiceError             ours: 5xx, the same request may succeed later
@@ -118,6 +122,33 @@ class Conflict(RequestError):
 
     status = 409
     code = "conflict"
+
+
+class StreamNotFound(RequestError):
+    """It never was, it is no longer kept, or it is somebody else's: the caller cannot tell which."""
+
+    status = 404
+    code = "stream_not_found"
+
+
+class Gone(RequestError):
+    """The part of a stream that is asked for is no longer kept."""
+
+    status = 410
+    code = "gone"
+
+
+class Stopped(RequestError):
+    """A stream was ended from outside before its answer was complete. No engine is to blame."""
+
+    status = 409
+    code = "stopped"
+
+
+class Abandoned(Stopped):
+    """Nobody read a resumable stream any more."""
+
+    code = "abandoned"
 
 
 class RateLimited(RequestError):

@@ -24,6 +24,7 @@ from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
+from headrace.observe.stream_metrics import StreamFigures, stream_families
 from headrace.observe.tier_metrics import tier_families
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -96,6 +97,7 @@ class Metrics:
         self._lag = Histogram(LAG_BOUNDS)
         self.open_streams = 0
         """Set by whoever opens and closes them."""
+        self.streams = StreamFigures()
         self._registry = CollectorRegistry() if registry is None else registry
         self._registry.register(self)
         ProcessCollector(namespace="headrace", registry=self._registry)
@@ -142,6 +144,7 @@ class Metrics:
         yield _histogram("headrace_inter_token_seconds", "Gaps between writes that carry text.", self._itl)
         yield _histogram("headrace_event_loop_lag_seconds", "How late timers ran while streams were open.", self._lag)
         yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
+        yield from stream_families(self.streams)
         yield from self._of_engines()
 
     def _build(self) -> Metric:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.core.errors import HeadraceError, Reason, RequestError, ServiceError
+from headrace.core.errors import HeadraceError, Reason, RequestError, ServiceError, Stopped
 from headrace.core.timeline import Timeline
 
 Outcome = Literal["ok", "error", "cancelled", "rejected", "invalid"]
@@ -51,6 +51,8 @@ class Record:
 
 def outcome_of(error: HeadraceError) -> Outcome:
     """Whose fault an error is: the caller's, our refusal, or our failure."""
+    if isinstance(error, Stopped):
+        return "cancelled"
     if isinstance(error, RequestError):
         return "invalid"
     if isinstance(error, ServiceError) and error.status == 503:

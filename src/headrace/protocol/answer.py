@@ -91,10 +91,16 @@ class Answer(ABC):
             return before + sse.json_string(delta.text) + self._after if delta.text else b""
         return self._slowly(index, delta.text, logprobs) if delta.text or logprobs else b""
 
-    def finish(self, index: int, reason: FinishReason, timeline: Mapping[str, Any] | None) -> bytes:
-        """The choice's last chunk, with `headrace.timeline` if given; before it the first chunk if there was none."""
+    def finish(
+        self, index: int, reason: FinishReason, timeline: Mapping[str, Any] | None, *, ended: str | None = None
+    ) -> bytes:
+        """The choice's last chunk, with `headrace.timeline` if given; before it the first chunk if there was none.
+        `ended` says in `headrace.ended` why it is not complete."""
         first = b"" if index in self._before else self._slowly(index, "", ())
-        ours = b"" if timeline is None else b',"headrace":' + sse.json_value({"timeline": timeline})
+        report: dict[str, Any] = {} if timeline is None else {"timeline": timeline}
+        if ended is not None:
+            report["ended"] = ended
+        ours = b',"headrace":' + sse.json_value(report) if report else b""
         ending = self._NO_LOGPROBS + b',"finish_reason":' + sse.json_string(reason) + b"}]"
         return first + self._opening + b'{"index":%d,' % index + self._LAST + ending + ours + self._closing
 

@@ -23,23 +23,27 @@ import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
+from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound, Overloaded
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
-from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.guard import Caller, Guard, KeyGuard, OpenGuard, Permit
+from headrace.gateway.shared import SharedRedis
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
-from headrace.observe.record import OTHER
+from headrace.observe.record import OTHER, Record, outcome_of
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
+from headrace.server.log_redis import LEASE_S
 from headrace.server.page import Page
+from headrace.server.resume import Production, Resuming
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
+from headrace.server.streams import LogLimits, Streams, owner_of
 from headrace.server.ticker import Ticker
 from headrace.server.whole import answer_whole
 
@@ -53,7 +57,8 @@ class App:
 
     `guard`: who may ask what; `key` is short for a guard with one key, None: no key is asked for. `clock` in s as for
     everything else, `wall` Unix time in s; `new_id` makes the random part of ids, `seed` a seed for requests that bring
-    none.
+    none. `shared`: the Redis through which other servers can resume our streams; `lease_s`: for how long one that died
+    counts as alive.
     """
 
     def __init__(
@@ -67,6 +72,9 @@ class App:
         page: Page | None = None,
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
+        log_limits: LogLimits | None = None,
+        shared: SharedRedis | None = None,
+        lease_s: float = LEASE_S,
         clock: Clock = time.monotonic,
         wall: Callable[[], float] = time.time,
         new_id: Callable[[], str] = lambda: secrets.token_hex(12),
@@ -86,6 +94,15 @@ class App:
         self._seed = seed
         self._rids = itertools.count(1)
         self._live: set[Live] = set()
+        self.resuming = Resuming(
+            Streams(log_limits or LogLimits(), clock, metrics.streams),
+            self._outlive,
+            self._limits,
+            self.ticker,
+            clock,
+            shared,
+            lease_s=lease_s,
+        )
         self._draining = False
         self._quiet = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
@@ -94,6 +111,7 @@ class App:
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
+            Route("/v1/streams/{name}", {"GET": self.resuming.get, "DELETE": self.resuming.delete}),
             Route("/healthz", {"GET": self._health}, public=True),
             Route("/health", {"GET": self._health}, public=True),
             Route("/readyz", {"GET": self._readiness}, public=True),
@@ -111,6 +129,7 @@ class App:
     def drain(self) -> None:
         """Take no new work from now on."""
         self._draining = True
+        self.resuming.drain()
         if not self._live:
             self._quiet.set()
 
@@ -142,9 +161,14 @@ class App:
             exchange.record.outcome = "cancelled"
             raise
         finally:
-            exchange.record.total_s = self._clock() - first_byte
-            self.metrics.request(exchange.record)
-            self._access_log.write(exchange.record)
+            if exchange.accounted:
+                self._account(exchange.record)
+
+    def _account(self, record: Record) -> None:
+        """A request is over."""
+        record.total_s = self._clock() - record.timeline.first_byte
+        self.metrics.request(record)
+        self._access_log.write(record)
 
     async def _answer(self, exchange: Exchange) -> None:
         """Handle, and refuse if that fails. Raises ClientGone."""
@@ -213,29 +237,65 @@ class App:
         return [name for name in self.fleet.aliases if allowed is None or name in allowed]
 
     async def _generate(self, exchange: Exchange, ask: Ask, prefix: str) -> None:
-        """From a request to the last byte of its answer. Leaves nothing behind, whatever happens."""
+        """From a request to the last byte of its answer."""
+        identity = f"{prefix}{self._new_id()}", int(self._wall())
+        if ask.options.stream and ask.options.resume:
+            await self.resuming.post(exchange, ask, identity)
+            return
+        permit = await self._admit(exchange.caller, ask)
+        name = self.resuming.streams.new_id()
+        await self._make(Production(exchange, ask, identity, name), permit, receive=exchange.receive)
+
+    async def _outlive(self, production: Production, caller: Caller) -> None:
+        """A response that goes on when its client has left, with an account of its own. Raises what refused it."""
+        record = production.outlet.record
+        try:
+            await self._make(production, await self._admit(caller, production.ask), receive=None)
+        except ClientGone:
+            record.outcome = "cancelled"
+            raise
+        except HeadraceError as error:
+            record.outcome = outcome_of(error)
+            if record.outcome != "cancelled":
+                record.status = error.status
+            record.reason = error.reason if isinstance(error, Overloaded) else None
+            raise
+        finally:
+            self._account(record)
+
+    async def _admit(self, caller: Caller, ask: Ask) -> Permit:
         if self._draining:
             raise Draining("the server is shutting down; try again shortly")
-        permit = await self._guard.admit(exchange.caller, ask)
+        return await self._guard.admit(caller, ask)
+
+    async def _make(self, production: Production, permit: Permit, *, receive: Receive | None) -> None:
+        """Leaves nothing behind, whatever happens. `receive` None: nobody's leaving stops it."""
+        outlet, ask = production.outlet, production.ask
         live = Live(
-            exchange.timeline,
+            outlet.timeline,
             self._clock,
             max_pending=self._limits.max_pending_events,
             queue_timeout_s=self._limits.queue_timeout_s,
         )
-        identity = f"{prefix}{self._new_id()}", int(self._wall())
-        attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
+        attempts = Attempts(
+            self.fleet, live, ask, outlet.record, self._clock, self._rids,
+            identity=production.identity, family=production.family,
+        )  # fmt: skip
         self._live.add(live)
         self.ticker.add(live)
         try:
-            live.watch(exchange.receive)
+            if receive is not None:
+                live.watch(receive)
+            else:
+                self.resuming.began(production, live, attempts)
             await attempts.begin()
             if ask.options.stream:
-                await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
+                await self._stream(production, live, attempts)
             else:
-                await answer_whole(exchange, live, attempts, self._clock)
+                assert isinstance(outlet, Exchange)
+                await answer_whole(outlet, live, attempts, self._clock)
         finally:
-            usage, record = live.usage(), exchange.record
+            usage, record = live.usage(), outlet.record
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
@@ -247,11 +307,16 @@ class App:
             attempts.close()
             await live.close()
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _stream(self, production: Production, live: Live, attempts: Attempts) -> None:
+        streams, name = self.resuming.streams, production.name
+        stream = Stream(production.outlet, live, attempts, self._limits, self._clock, name=name)
         self.metrics.open_streams += 1
+        if isinstance(production.outlet, Exchange):
+            streams.register(name, owner_of(production.outlet.caller), live.fail)
         try:
             await stream.run(self.ticker)
         finally:
+            streams.unregister(name)
             self.metrics.open_streams -= 1
 
     # Everything else ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, HeadraceError, RequestError, ServiceError, TooSlow
-from headrace.core.request import Ask
+from headrace.core.errors import Draining, HeadraceError, RequestError, ServiceError, Stopped, TooSlow
+from headrace.core.request import Ask, Options
 from headrace.core.timeline import Attempt
 from headrace.gateway.backend import End, Fleet, Lease, Work
 from headrace.observe.record import Record
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class Attempts:
-    """For one response; owned by its task. `identity`: `id` and `created` of an answer that we begin."""
+    """For one response; owned by its task. `identity`: `id` and `created` of an answer that we begin, or, with
+    `ask.told`, go on with; `family`: of the engine that began that one."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Attempts:
         rids: Iterator[int],
         *,
         identity: tuple[str, int],
+        family: str = "",
     ) -> None:
         self.ask = ask
         self.answer: Answer
@@ -54,16 +56,25 @@ class Attempts:
         self._rids = rids
         self._identity = identity
         self._lease: Lease | None = None
-        self._family = ""
+        self.family = family
+        """Of the engine that has it."""
+        self._options: Options = ask.options
+        self._echo: tuple[str, ...] = ()
+        self._encoding = False
+        """There is an encoder."""
         self._tried: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self) -> None:
         """Give the request to an engine. Raises what refuses it: the first engine's refusal, if all do."""
         first: HeadraceError | None = None
+        family = None
+        if self.ask.told is not None:
+            self._live.prime(self.ask.told)
+            family = self.family or None
         while True:
             try:
-                lease = self._fleet.lease(self.ask, without=self._tried)
+                lease = self._fleet.lease(self.ask, without=self._tried, family=family)
             except ServiceError as error:
                 raise first or error from None
             try:
@@ -79,7 +90,7 @@ class Attempts:
         then what was encoded and not written is void. Raises ClientGone."""
         live, error = self._live, self._live.failure
         assert error is not None
-        committed = live.timeline.delivered is not None
+        committed = live.committed
         told = live.told if committed else None
         if not self._again(error) or (committed and told is None):
             return False
@@ -87,7 +98,7 @@ class Attempts:
         while True:
             live.give_up(forget=not committed)
             try:
-                lease = self._fleet.lease(ask, without=self._tried, family=self._family if committed else None)
+                lease = self._fleet.lease(ask, without=self._tried, family=self.family if committed else None)
             except HeadraceError:
                 live.fail(error)
                 return False
@@ -114,7 +125,7 @@ class Attempts:
 
     async def _try(self, lease: Lease, ask: Ask) -> None:
         """One attempt's beginning. Raises what refuses it; then the lease is closed and its engine tried."""
-        self._lease, self._family = lease, lease.family
+        self._lease, self.family = lease, lease.family
         self._tried.add(lease.engine)
         self._record.engine = lease.engine
         timeline = self._live.timeline
@@ -141,18 +152,32 @@ class Attempts:
 
     def _answer(self, work: Work) -> None:
         """The encoder: it stays the same while one answer goes on, and takes over the identity that was begun with."""
-        ask, begun = self.ask, self._live.timeline.delivered is not None
-        if begun and self._live.identity is None:
+        live = self._live
+        if live.committed and live.identity is None and self._encoding:
             return
-        id, created = (self._live.identity if begun else None) or self._identity
-        options = work.options or ask.options
+        self._options, self._echo = work.options or self.ask.options, work.echo
+        self._encode(*((live.identity if live.committed else None) or self._identity))
+        if live.committed:
+            self.answer.begin(0)
+            live.identity = None
+
+    def closing(self) -> Answer:
+        """The encoder for the end of an answer that is broken off, whoever's bytes it was made of."""
+        live = self._live
+        if live.identity is not None:
+            self._encode(*live.identity)
+            live.identity = None
+            for index in range(live.choices):
+                self.answer.begin(index)
+        return self.answer
+
+    def _encode(self, id: str, created: int) -> None:
+        ask, options = self.ask, self._options
+        self._encoding = True
         if ask.chat:
             self.answer = ChatAnswer(id, created, ask.model, options=options)
         else:
-            self.answer = CompletionAnswer(id, created, ask.model, options=options, echo=work.echo)
-        if begun:
-            self.answer.begin(0)
-            self._live.identity = None
+            self.answer = CompletionAnswer(id, created, ask.model, options=options, echo=self._echo)
 
     def _again(self, error: HeadraceError) -> bool:
         """Close the attempt; is another one to be made?"""
@@ -185,4 +210,6 @@ class Attempts:
 def _end_of(error: HeadraceError) -> End:
     if isinstance(error, TooSlow):
         return "slow"
+    if isinstance(error, Stopped):
+        return "cancelled"
     return "refused" if isinstance(error, RequestError | Draining) else "failed"

@@ -70,6 +70,7 @@ class Exchange:
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.receive = receive
         self._send = send
@@ -84,10 +85,19 @@ class Exchange:
         self.record = Record(self.request_id, method, OTHER, self.timeline)
         self.caller: Caller = ANYBODY
         self.started = False
+        self.accounted = True
+        """`record` is this exchange's own; else a generation that outlives it has it, and accounts for it."""
 
     def values(self, name: bytes) -> list[bytes]:
         """All values of a header; `name` in lower case."""
         return [value for key, value in self.headers if key == name]
+
+    def hand_over(self) -> Record:
+        """Give the record, and with it the account of the request, to a generation of its own life."""
+        record = self.record
+        self.record = Record(record.request_id, record.method, record.route, Timeline(self.timeline.first_byte))
+        self.accounted = False
+        return record
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the status line. Raises ClientGone."""

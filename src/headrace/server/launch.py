@@ -213,6 +213,7 @@ class Service:
                 await _first(self._app.quiet(), self._forced.wait())
 
     async def _close(self) -> None:
+        await self._app.resuming.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._app.fleet.close(), FORCED_S if self._forced.is_set() else None)
         self._app.close()

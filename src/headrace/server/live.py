@@ -81,7 +81,23 @@ class Live:
         self._told = _Account()
         self._hidden = 0
         """Characters that the engine will say and the reader has."""
+        self._primed = False
         self._watcher: asyncio.Task[None] | None = None
+
+    def prime(self, told: Told) -> None:
+        """Go on with what another server began."""
+        self._told.add(told.text, told.ids or (), told.tokens)
+        self._primed = True
+
+    @property
+    def committed(self) -> bool:
+        """The reader has text: nobody may begin anew."""
+        return self._primed or self.timeline.delivered is not None
+
+    @property
+    def choices(self) -> int:
+        """How many the answer has."""
+        return len(self._drawn)
 
     def watch(self, receive: Receive) -> None:
         """Start to look out for the client's leaving. The body must have been read."""
@@ -135,6 +151,11 @@ class Live:
         """What the reader has, if another engine could go on from there; `Told("", …)`: nothing yet."""
         return self._told.told() if len(self._drawn) == 1 else None
 
+    def told_since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int]:
+        """For who keeps account elsewhere: the tokens after the first `ids`; whether these are all that were told, and
+        whether text is all that the answer is; how many tokens it has."""
+        return self._told.since(ids) if len(self._drawn) == 1 else ((), False, False, 0)
+
     def book(self, event: Answered) -> int:
         """Take an event into account; its choice's index in the response, -1 for one that ends everything or is not
         for us any more."""
@@ -159,7 +180,8 @@ class Live:
             assert isinstance(event, Delta)
             self._drawn[index] += event.tokens
             if index == 0:
-                self._told.add(event.text, event.ids, event.tokens)
+                text = event.text[self._hidden :] if self._hidden else event.text
+                self._told.add(text, event.ids, event.tokens)
             if self.begun is None and event.text:
                 self._begin(event.marks)
         elif kind is Finished:
@@ -329,6 +351,9 @@ class _Account:
     def spoil(self) -> None:
         """There is more to the answer than its text."""
         self._whole = False
+
+    def since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int]:
+        return tuple(self._ids[ids:]), self._exact, self._whole, self.tokens
 
     def told(self) -> Told | None:
         if not self._whole:

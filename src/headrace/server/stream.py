@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.clock import Clock
-from headrace.core.errors import InternalError
+from headrace.core.errors import Abandoned, InternalError, Stopped
 from headrace.core.events import Admitted, Answered, Delta, Finished, Relayed
 from headrace.observe.fault import report_fault
 from headrace.observe.record import outcome_of
 from headrace.protocol.envelope import error_event
 from headrace.protocol.sse import COMMENT, DONE
 from headrace.server.attempts import Attempts
-from headrace.server.exchange import ClientGone, Exchange
+from headrace.server.exchange import ClientGone
 from headrace.server.live import MAX_PENDING_EVENTS, Live
+from headrace.server.outlet import Outlet
 from headrace.server.ticker import Ticker
 
 STREAM_HEADERS = (
@@ -35,6 +36,9 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+
+STREAM_NAME = b"x-headrace-stream"
+"""Header: the id of the stream, to stop it, and to take it up again if that was asked for."""
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +62,12 @@ class StreamLimits:
 class Stream:
     """One event stream. `run` writes it; the ticker says when the head or a heartbeat is due and drops dead readers."""
 
-    def __init__(self, exchange: Exchange, live: Live, attempts: Attempts, limits: StreamLimits, clock: Clock) -> None:
+    def __init__(
+        self, exchange: Outlet, live: Live, attempts: Attempts, limits: StreamLimits, clock: Clock, *, name: str
+    ) -> None:
+        """`name`: the stream's id."""
         self._exchange = exchange
+        self._name = name
         self._live = live
         self._attempts = attempts
         self._answer = attempts.answer
@@ -79,6 +87,7 @@ class Stream:
         """Since when the running write waits for its reader."""
         self._last_write = 0.0
         self._last_text: float | None = None
+        self._finished: set[int] = set()
         self._relayed = False
         """The bytes of the answer are another server's."""
         self._dropped = False
@@ -152,7 +161,7 @@ class Stream:
         """Let another engine take over. Raises ClientGone."""
         if not await self._attempts.recover():
             return False
-        if self._live.timeline.delivered is None:
+        if not self._live.committed:
             self._out.clear()
             self._text = False
             self._relayed = False
@@ -189,6 +198,7 @@ class Stream:
                 self._text = self._text or bool(event.text)
             elif isinstance(event, Finished):
                 report = None
+                self._finished.add(index)
                 if self._options.timings and live.remaining == 0:
                     self._stamp()
                     report = live.timeline.report()
@@ -252,7 +262,7 @@ class Stream:
         self._writing = now
         if not self._exchange.started:
             timing = (b"server-timing", self._live.timeline.server_timing().encode())
-            await self._exchange.start(200, (*STREAM_HEADERS, timing))
+            await self._exchange.start(200, (*STREAM_HEADERS, (STREAM_NAME, self._name.encode()), timing))
         await self._exchange.write(body, more=more)
         self._writing = None
         self._last_write = now
@@ -271,8 +281,19 @@ class Stream:
     async def _break_off(self, error: Any) -> None:
         """End a begun stream with one error event; what was encoded before goes first."""
         self._exchange.record.outcome = outcome_of(error)
-        self._out.append(error_event(error))
+        if isinstance(error, Stopped) and not isinstance(error, Abandoned):
+            self._stop()
+        else:
+            self._out.append(error_event(error))
         await self._write(more=False)
+
+    def _stop(self) -> None:
+        """End it well, though before its time: that was wished."""
+        answer, live = self._attempts.closing(), self._live
+        for index in range(live.choices):
+            if index not in self._finished:
+                self._out.append(answer.finish(index, "stop", None, ended="stopped"))
+        self._out.append(answer.end(live.usage() if self._options.include_usage else None))
 
     def _stamp(self) -> None:
         """The first text is about to be handed to the socket."""

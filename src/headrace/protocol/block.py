@@ -1,0 +1,92 @@
+r"""Events of a stream as a log keeps them, and where each of them stands in the answer.
+
+    position   0 ── "Hel" ──▶ 3 ── "lo" ──▶ 5 ── finish ──▶ 6 ── [DONE] ──▶ 7
+
+Rules: a block is one whole event, `data:` first, `\n\n` last; it has no id of its own and is no comment. An event moves
+the position on by the characters of its text, at least by one: however an answer is cut into events, the same place in
+its text has the same position, so a reader of one server can go on behind another one that cuts differently.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.protocol import sse
+
+_FIELDS = (b"data:", b"event:")
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[_Choice] = []
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+def blocks_of(body: bytes) -> list[bytes]:
+    """The events of one write, without comments and ids. Whoever wrote it ended each with an empty line."""
+    if body.startswith(b"data: ") and body.find(b"\n") == len(body) - 2:
+        return [body]  # one event of ours, by far the most frequent
+    out = []
+    for part in body.replace(b"\r\n", b"\n").split(b"\n\n"):
+        lines = [line for line in part.split(b"\n") if line.startswith(_FIELDS)]
+        if any(line.startswith(b"data:") for line in lines):
+            out.append(b"\n".join(lines) + b"\n\n")
+    return out
+
+
+def text_of(block: bytes) -> str:
+    """The text that the block adds to its first choice; "" if there is none in it."""
+    if not block.startswith(b"data: {"):
+        return ""
+    try:
+        choices = _decode(block[6:-2]).choices
+    except msgspec.DecodeError:
+        return ""
+    if not choices:
+        return ""
+    choice = choices[0]
+    return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+
+def weight_of(block: bytes) -> int:
+    """How far the block moves the position on."""
+    return len(text_of(block)) or 1
+
+
+def cut(block: bytes, known: int) -> bytes:
+    """The block without the first `known` characters of its text; 0 < known < its weight."""
+    fields = msgspec.json.decode(block[6:-2])
+    choice = fields["choices"][0]
+    if "text" in choice:
+        choice["text"] = choice["text"][known:]
+    else:
+        choice["delta"]["content"] = choice["delta"]["content"][known:]
+    return sse.event(sse.json_value(fields))
+
+
+def event_id(stream: str, position: int) -> str:
+    """The id of the event that ends at `position`."""
+    return f"{stream}-{position}"
+
+
+def parse_id(value: str) -> tuple[str, int] | None:
+    """(stream, position) of an event id, None if it is none of ours."""
+    stream, dash, digits = value.rpartition("-")
+    if not dash or not stream or not is_position(digits):
+        return None
+    return stream, int(digits)
+
+
+def is_position(digits: str) -> bool:
+    """Fifteen digits hold every position there can be, and keep int() from long work on hostile ones."""
+    return digits.isascii() and digits.isdigit() and len(digits) <= 15

@@ -1,0 +1,202 @@
+"""Streams that other servers write, read here: and gone on with when such a server is gone.
+
+    Redis ── entries ──▶ log ──▶ readers here
+      no lease, no end ──▶ take it ──▶ a generation of ours goes on in the same log
+
+Rules: one task a stream, for all its readers here, and only while there are any. A server counts as gone when its lease
+is; who takes the lease goes on from the last event that Redis has, nobody else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.core.clock import Clock
+from headrace.core.errors import EngineUnavailable, HeadraceError
+from headrace.core.request import Ask, Told
+from headrace.gateway.guard import Caller
+from headrace.observe.fault import report_fault
+from headrace.protocol.block import text_of, weight_of
+from headrace.protocol.envelope import error_event
+from headrace.server.log_redis import Entry, LogStore, Origin
+from headrace.server.streamlog import Ended, StreamLog
+from headrace.server.streams import Streams, owner_of
+
+WAIT_S = 1.0
+"""How long one read waits for the next event."""
+RETRY_S = 0.1
+PATIENCE = 5.0
+"""Leases that Redis may be away for before its readers are told."""
+
+log = logging.getLogger(__name__)
+
+
+class Adopt(Protocol):
+    """Makes the rest of an answer, into its log."""
+
+    def __call__(
+        self, source: StreamLog, origin: Origin, ask: Ask, caller: Caller, refusal: HeadraceError | None, ids: int, /
+    ) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Mirror:
+    """What is known of one stream of another server."""
+
+    log: StreamLog
+    origin: Origin
+    caller: Caller
+    """Who reads it, and pays for what is gone on with."""
+    ids: list[int] = field(default_factory=list)
+    exact: bool = True
+    whole: bool = True
+    tokens: int = 0
+    stated: int = 0
+    """Position up to which the states tell of it."""
+    task: asyncio.Task[None] | None = None
+
+    def take(self, entries: list[Entry]) -> None:
+        """What Redis has next. The end, if it is among them, ends the log."""
+        source = self.log
+        for entry in entries:
+            if entry.block:
+                if source.last == 0 and (start := entry.position - weight_of(entry.block)) > 0:
+                    source.first = source.last = start  # its beginning is no longer kept
+                source.append(entry.block, entry.position)
+            state = entry.state
+            if state is None:
+                continue
+            if state.end is not None:
+                source.end(state.end)
+                return
+            self.ids += state.ids
+            self.exact, self.whole = self.exact and state.exact, self.whole and state.whole
+            self.tokens, self.stated = state.tokens, entry.position
+
+    def told(self) -> Told | None:
+        """What another engine can go on from; None: nothing was said. Raises HeadraceError if none can."""
+        source = self.log
+        if not source.last:
+            return None
+        if not self.whole or source.first > 0 or self.origin.fields is None:
+            raise EngineUnavailable("the server that wrote this answer is gone, and nobody can go on with it")
+        text = "".join(text_of(block) for _, block in source.since(0))
+        exact = self.exact and self.stated == source.last and len(self.ids) == self.tokens
+        return Told(text, tuple(self.ids) if exact else None, self.tokens)
+
+
+class LogMirrors:
+    """`adopt` goes on with a stream whose server is gone."""
+
+    def __init__(self, store: LogStore, streams: Streams, adopt: Adopt, clock: Clock) -> None:
+        self._store = store
+        self._streams = streams
+        self._adopt = adopt
+        self._clock = clock
+        self._mirrors: dict[str, Mirror] = {}
+        streams.unread = self._unread
+
+    def __len__(self) -> int:
+        return len(self._mirrors)
+
+    async def open(self, id: str, caller: Caller) -> StreamLog | None:
+        """The log of a stream that another server writes or wrote; None if the caller has none of that name. Raises
+        EngineUnavailable if that cannot be told now."""
+        owner = owner_of(caller)
+        origin = await self._store.origin(id)
+        entries = await self._store.entries(id, 0) if isinstance(origin, Origin) else []
+        if origin is None or entries is None:
+            raise EngineUnavailable("the store of streams does not answer; try again shortly")
+        if not isinstance(origin, Origin) or origin.owner != owner:
+            return None
+        known = self._streams.find(id, owner)
+        if known is not None:
+            return known
+        source = self._streams.open(owner, id=id, digest=origin.digest)
+        source.kept = False
+        source.begin(())
+        mirror = Mirror(source, origin, caller)
+        mirror.take(entries)
+        self._mirrors[id] = mirror
+        mirror.task = asyncio.get_running_loop().create_task(self._run(mirror))
+        return source
+
+    def drain(self, farewell: bytes) -> None:
+        """Send the readers to other servers."""
+        for mirror in tuple(self._mirrors.values()):
+            mirror.log.end("lost", farewell)
+            self._unread(mirror.log)
+
+    async def close(self) -> None:
+        tasks = [mirror.task for mirror in self._mirrors.values() if mirror.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _unread(self, source: StreamLog) -> None:
+        mirror = self._mirrors.get(source.id)
+        if mirror is not None and mirror.task is not None:
+            mirror.task.cancel()
+
+    # The task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, mirror: Mirror) -> None:
+        source = mirror.log
+        farewell = b""
+        try:
+            if await self._follow(mirror):
+                del self._mirrors[source.id]
+                return
+        except HeadraceError as error:
+            farewell = error_event(error)
+        except Exception as error:
+            report_fault(log, error, source.id)
+            farewell = error_event(EngineUnavailable("the stream cannot be read at the moment; try again"))
+        finally:
+            if self._mirrors.pop(source.id, None) is not None:
+                lost: Ended = "lost"
+                source.end(lost, farewell)
+                self._streams.end(source)
+
+    async def _follow(self, mirror: Mirror) -> bool:
+        """To its end, or True: it is ours now. Raises EngineUnavailable."""
+        source, store = mirror.log, self._store
+        heard = self._clock()
+        while source.ended is None:
+            entries = await store.wait(source.id, source.last, min(WAIT_S, store.lease_s / 2))
+            held = True if entries else await store.held(source.id)
+            if entries is None or held is None:
+                if self._clock() - heard > PATIENCE * store.lease_s:
+                    raise EngineUnavailable("the store of streams does not answer; try again shortly")
+                await asyncio.sleep(RETRY_S)
+                continue
+            heard = self._clock()
+            mirror.take(entries)
+            if not held and source.ended is None and await self._take(mirror):
+                return True
+        return False
+
+    async def _take(self, mirror: Mirror) -> bool:
+        """The server is gone: go on in its place, unless somebody else does. False: not yet."""
+        source, origin = mirror.log, mirror.origin
+        if await self._store.take(source.id) is not True:
+            return False
+        while entries := await self._store.entries(source.id, source.last):
+            mirror.take(entries)
+        if entries is None or source.ended is not None:
+            return False
+        refusal: HeadraceError | None = None
+        told: Told | None = None
+        try:
+            told = mirror.told()
+        except HeadraceError as error:
+            refusal = error
+        source.kept = True
+        self._streams.figures.adopted += 1
+        ids = 0 if told is None or told.ids is None else len(told.ids)
+        self._adopt(source, origin, origin.ask(mirror.caller.salt, told), mirror.caller, refusal, ids)
+        return True

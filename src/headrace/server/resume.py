@@ -1,0 +1,351 @@
+"""Streams that outlive their connection: begun, taken up again, stopped.
+
+    POST ─▶ a generation of its own ─▶ log ◀─ reader ─▶ the client that asked
+    GET /v1/streams/{id}, POST again ──▶ │ ◀─ reader ─▶ the client that is back, or another one
+    DELETE ─▶ stop ──────────────────────┘
+
+Rules: what was asked twice is generated once: an event id or an idempotency key that is known leads to its log, never
+to an engine. What fails before the head is an honest status for whoever waits for it, and leaves no log. A client that
+leaves before the head knows no id: its generation ends with it, unless it has a key to come back with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace.core.clock import Clock
+from headrace.core.errors import (
+    Abandoned,
+    Conflict,
+    Draining,
+    HeadraceError,
+    InternalError,
+    InvalidRequest,
+    RateLimited,
+    ServiceError,
+    Stopped,
+)
+from headrace.core.request import Ask
+from headrace.gateway.guard import Caller
+from headrace.gateway.shared import SharedRedis
+from headrace.observe.fault import report_fault
+from headrace.observe.stream_metrics import How
+from headrace.protocol.block import is_position, parse_id
+from headrace.protocol.envelope import error_event
+from headrace.server.attempts import Attempts
+from headrace.server.exchange import ClientGone, Exchange
+from headrace.server.live import Live
+from headrace.server.log_redis import Origin
+from headrace.server.outlet import LogOutlet, Outlet
+from headrace.server.reader import Reader
+from headrace.server.shared_logs import SharedLogs
+from headrace.server.stream import STREAM_NAME, StreamLimits
+from headrace.server.streamlog import Ended, StreamLog
+from headrace.server.streams import Streams, not_found, owner_of
+from headrace.server.ticker import Ticker
+
+MAX_KEY = 255
+"""Characters of an idempotency key."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """An answer to be made."""
+
+    outlet: Outlet
+    ask: Ask
+    identity: tuple[str, int]
+    name: str
+    """Of the stream."""
+    family: str = ""
+    """Of the engine that began it, for one that is gone on with."""
+    log: StreamLog | None = None
+    refusal: HeadraceError | None = None
+    """Why it cannot be gone on with, if that is known."""
+    ids: int = 0
+    """Tokens that other servers know of."""
+
+
+class Resuming:
+    """`make` makes a production's answer, on behalf of a caller; it raises what refused it."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        make: Callable[[Production, Caller], Awaitable[None]],
+        limits: StreamLimits,
+        ticker: Ticker,
+        clock: Clock,
+        shared: SharedRedis | None,
+        *,
+        lease_s: float,
+    ) -> None:
+        self.streams = streams
+        self.shared = None if shared is None else SharedLogs(shared, streams, self._adopt, clock, lease_s=lease_s)
+        self._make = make
+        self._limits = limits
+        self._ticker = ticker
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Routes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def post(self, exchange: Exchange, ask: Ask, identity: tuple[str, int]) -> None:
+        """A request for a resumable stream: a new one, or one that is known."""
+        owner, key, digest = owner_of(exchange.caller), _key(exchange), _digest(ask)
+        last = _last_event(exchange)
+        if last is not None:
+            found = await self._find(last[0], exchange.caller)
+            if found is None:
+                raise not_found()
+            await self._again(exchange, found, digest, last[1])
+            return
+        known = self.streams.with_key(owner, key) if key else None
+        if known is not None:
+            await self._again(exchange, known, digest, 0)
+            return
+        source = self.streams.open(owner, key=key, digest=digest)
+        if key and self.shared is not None:
+            elsewhere = await self._claim(source, exchange.caller)
+            if elsewhere is not None:
+                await self._again(exchange, elsewhere, digest, 0)
+                return
+        self._begin(exchange, source, ask, identity)
+        await self._follow(exchange, source, 0, left=None if key else lambda: _leave(source))
+
+    async def get(self, exchange: Exchange) -> None:
+        """`GET /v1/streams/{id}?after=N`, or with `Last-Event-ID`, which is newer where both are given."""
+        id = exchange.path.removeprefix("/v1/streams/")
+        last = _last_event(exchange)
+        if last is not None and last[0] != id:
+            raise InvalidRequest("Last-Event-ID names another stream than the path")
+        after = _after(exchange) if last is None else last[1]
+        source = await self._find(id, exchange.caller)
+        if source is None or source.refusal is not None:
+            raise not_found()
+        await self._resume(exchange, source, after)
+
+    async def delete(self, exchange: Exchange) -> None:
+        """Stop it. Again, or after its end, it says how it ended."""
+        id, owner = exchange.path.removeprefix("/v1/streams/"), owner_of(exchange.caller)
+        error = Stopped("the stream was stopped")
+        plain = self.streams.plain(id, owner)
+        if plain is not None:
+            plain(error)
+            await _tell(exchange, id, "stopped")
+            return
+        source = self.streams.find(id, owner)
+        if source is not None and (source.kept or source.ended is not None):
+            if source.writer is not None:
+                source.writer.fail(error)
+            await _tell(exchange, id, source.ended or "stopped")
+            return
+        ended = None if self.shared is None else await self.shared.stop(id, exchange.caller)
+        if ended is None:
+            raise not_found()
+        await _tell(exchange, id, ended)
+
+    # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def began(self, production: Production, live: Live, attempts: Attempts) -> None:
+        """A generation of its own life is about to be given to an engine."""
+        source = production.log
+        assert source is not None
+        outlet = production.outlet
+        assert isinstance(outlet, LogOutlet)
+        source.writer = outlet.live = live
+        if source.unwanted:
+            live.leave()
+        if self.shared is not None:
+            shared = self.shared
+            outlet.passing_on = lambda: isinstance(live.failure, Draining) and shared.writer.has(source)
+            shared.write(source, live, attempts, production.identity, outlet.record, ids=production.ids)
+
+    def drain(self) -> None:
+        """What is written elsewhere can be read elsewhere too."""
+        if self.shared is not None:
+            self.shared.mirrors.drain(
+                error_event(Draining("the server is shutting down; go on reading at another one"))
+            )
+
+    async def close(self) -> None:
+        """After the last request: what other servers need is handed over, nothing is left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self.shared is not None:
+            await self.shared.close()
+        self.streams.close()
+
+    # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _find(self, id: str, caller: Caller) -> StreamLog | None:
+        """In this process, or at another server."""
+        found = self.streams.find(id, owner_of(caller))
+        if found is None and self.shared is not None:
+            found = await self.shared.open(id, caller)
+        return found
+
+    async def _claim(self, source: StreamLog, caller: Caller) -> StreamLog | None:
+        """Take the key for all servers; the log that has it already, if there is one."""
+        assert self.shared is not None
+        id = await self.shared.claim(source)
+        if id is None:
+            return None
+        source.refuse(Conflict("this Idempotency-Key is being asked for at the same time elsewhere; try again"))
+        self.streams.end(source)
+        found = await self.shared.open(id, caller)
+        if found is None:
+            raise not_found()
+        return found
+
+    async def _again(self, exchange: Exchange, source: StreamLog, digest: bytes, after: int) -> None:
+        """The same request once more."""
+        if source.digest != digest:
+            self.streams.release(source)
+            raise Conflict("this Idempotency-Key or Last-Event-ID belongs to another request; use a new key")
+        await self._resume(exchange, source, after)
+
+    async def _resume(self, exchange: Exchange, source: StreamLog, after: int) -> None:
+        how: How = "elsewhere" if not source.kept else "live" if source.ended is None else "finished"
+        self.streams.figures.resumed[how] += 1
+        if source.ended is not None and after >= source.last and not source.farewell:
+            # Nothing more: to an EventSource this status says that it need not come again.
+            self.streams.release(source)
+            await exchange.start(204, ((STREAM_NAME, source.name),))
+            await exchange.write(b"", more=False)
+            return
+        exchange.record.stream = True
+        await self._follow(exchange, source, after)
+
+    async def _follow(
+        self, exchange: Exchange, source: StreamLog, after: int, *, left: Callable[[], None] | None = None
+    ) -> None:
+        reader = Reader(exchange, source, after, self._limits, self._clock, left=left)
+        self.streams.join(source, reader)
+        try:
+            await reader.run(self._ticker)
+        finally:
+            self.streams.leave(source, reader)
+
+    def _begin(self, exchange: Exchange, source: StreamLog, ask: Ask, identity: tuple[str, int]) -> None:
+        """A generation that does not end with the exchange."""
+        outlet = LogOutlet(source, exchange.request_id, exchange.hand_over(), exchange.timeline)
+        self._run(Production(outlet, ask, identity, source.id, log=source), exchange.caller)
+
+    def _adopt(
+        self, source: StreamLog, origin: Origin, ask: Ask, caller: Caller, refusal: HeadraceError | None, ids: int
+    ) -> None:
+        """Go on with what a server gone began; its log is here, with all that was said."""
+        record, timeline = origin.record(self._clock())
+        outlet = LogOutlet(source, origin.request_id, record, timeline)
+        self._run(
+            Production(
+                outlet, ask, origin.identity, source.id, family=origin.family, log=source, refusal=refusal, ids=ids
+            ),
+            caller,
+        )
+
+    def _run(self, production: Production, caller: Caller) -> None:
+        task = asyncio.get_running_loop().create_task(self._produce(production, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _produce(self, production: Production, caller: Caller) -> None:
+        """Make it, and bring its log to an end, whatever happens."""
+        source, outlet = production.log, production.outlet
+        assert source is not None
+        assert isinstance(outlet, LogOutlet)
+        refusal: HeadraceError | None = None
+        try:
+            if production.refusal is not None:
+                raise production.refusal
+            await self._make(production, caller)
+        except ClientGone:
+            refusal = Abandoned("nobody waits for this stream")
+        except HeadraceError as error:
+            refusal = error
+        except Exception as error:
+            report_fault(log, error, outlet.request_id)
+            refusal = InternalError(f"internal error; request {outlet.request_id}")
+        finally:
+            self._end(source, outlet, refusal)
+
+    def _end(self, source: StreamLog, outlet: LogOutlet, refusal: HeadraceError | None) -> None:
+        """`refusal`: why there was no stream, or, of one that another server began, why it cannot be gone on with."""
+        source.writer = None
+        if refusal is None:
+            source.end("lost" if outlet.farewell else _reason(outlet), outlet.farewell)
+        elif not source.begun:
+            source.refuse(refusal)
+        elif isinstance(refusal, ServiceError | RateLimited):
+            source.end("lost", error_event(refusal))  # another server, or a later try, may do better
+        else:
+            source.append(error_event(refusal))
+            source.end("failed")
+        self.streams.end(source)
+        if self.shared is not None:
+            self.shared.writer.over(source)
+
+
+def _reason(outlet: LogOutlet) -> Ended:
+    failure = None if outlet.live is None else outlet.live.failure
+    if isinstance(failure, Stopped):
+        return "abandoned" if isinstance(failure, Abandoned) else "stopped"
+    return "done" if outlet.record.outcome == "ok" else "failed"
+
+
+def _leave(source: StreamLog) -> None:
+    """The only one who could ever read it goes."""
+    source.unwanted = True
+    if source.writer is not None:
+        source.writer.leave()
+
+
+def _key(exchange: Exchange) -> str:
+    """The idempotency key, "" if there is none. Raises InvalidRequest."""
+    given = exchange.values(b"idempotency-key")
+    if not given:
+        return ""
+    if len(given) > 1 or not 0 < len(given[0]) <= MAX_KEY:
+        raise InvalidRequest(f"give one Idempotency-Key of 1 to {MAX_KEY} characters")
+    return given[0].decode("latin-1")
+
+
+def _last_event(exchange: Exchange) -> tuple[str, int] | None:
+    """What `Last-Event-ID` says: stream and position. Raises InvalidRequest."""
+    given = [value for value in exchange.values(b"last-event-id") if value]
+    if not given:
+        return None
+    last = parse_id(given[0].decode("latin-1")) if len(given) == 1 else None
+    if last is None:
+        raise InvalidRequest("Last-Event-ID must be the id of an event of ours: STREAM-NUMBER")
+    return last
+
+
+def _after(exchange: Exchange) -> int:
+    """`?after=N`, 0 if it is not there. Raises InvalidRequest."""
+    given = [value for name, value in parse_qsl(exchange.query.decode("latin-1"), True) if name == "after"]
+    if not given:
+        return 0
+    if len(given) > 1 or not is_position(given[0]):
+        raise InvalidRequest("after must be a whole number, the one at the end of an event's id", param="after")
+    return int(given[0])
+
+
+def _digest(ask: Ask) -> bytes:
+    """Tells one request from another, however its JSON is written."""
+    return hashlib.sha256(msgspec.json.encode([ask.chat, ask.fields], order="deterministic")).digest()[:16]
+
+
+async def _tell(exchange: Exchange, id: str, status: str) -> None:
+    body = {"id": id, "object": "headrace.stream", "status": status}
+    await exchange.answer(200, msgspec.json.encode(body))

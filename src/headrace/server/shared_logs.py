@@ -1,0 +1,71 @@
+"""Everything that servers behind one load balancer do for each other's streams, in one place."""
+
+from __future__ import annotations
+
+import secrets
+
+from headrace.core.clock import Clock
+from headrace.gateway.guard import Caller
+from headrace.gateway.shared import SharedRedis
+from headrace.observe.record import Record
+from headrace.server.attempts import Attempts
+from headrace.server.live import Live
+from headrace.server.log_mirror import Adopt, LogMirrors
+from headrace.server.log_redis import LogStore, Origin, key_hash
+from headrace.server.log_writer import LogWriter, Writing, packed
+from headrace.server.streamlog import StreamLog
+from headrace.server.streams import Streams, owner_of
+
+
+class SharedLogs:
+    """`adopt` goes on with the stream of a server that is gone."""
+
+    def __init__(self, shared: SharedRedis, streams: Streams, adopt: Adopt, clock: Clock, *, lease_s: float) -> None:
+        self.store = LogStore(shared, secrets.token_hex(8), lease_s=lease_s)
+        self.writer = LogWriter(self.store, streams, clock)
+        self.mirrors = LogMirrors(self.store, streams, adopt, clock)
+        self._streams = streams
+
+    def write(
+        self, source: StreamLog, live: Live, attempts: Attempts, identity: tuple[str, int], record: Record, *, ids: int
+    ) -> None:
+        """A generation begins to fill the log. `ids`: tokens that Redis was told of by the server before."""
+        ask, key = attempts.ask, key_hash(source.owner, source.key)
+        fits = ask.size <= self._streams.limits.max_bytes
+
+        def origin() -> bytes:
+            return packed(
+                Origin(
+                    source.owner, source.digest, key, ask.chat, ask.model, dict(ask.fields) if fits else None, ask.size,
+                    ask.seed, ask.options.priority, identity, attempts.family, record.request_id, record.method,
+                    record.route, record.key or "",
+                )
+            )  # fmt: skip
+
+        self.writer.add(Writing(source, live, origin, key, written=source.last, ids=ids))
+
+    async def open(self, id: str, caller: Caller) -> StreamLog | None:
+        """See LogMirrors."""
+        return await self.mirrors.open(id, caller)
+
+    async def claim(self, source: StreamLog) -> str | None:
+        """Take the log's idempotency key; the id of the stream that has it already, None: it is taken now, or nobody
+        can tell."""
+        limits = self._streams.limits
+        hash = key_hash(source.owner, source.key)
+        id = await self.store.claim(hash, source.id, limits.grace_s + limits.keep_s)
+        return None if id == source.id else id
+
+    async def stop(self, id: str, caller: Caller) -> str | None:
+        """Have it stopped, wherever it is written; how it ended if it has, None if there is none."""
+        origin = await self.store.origin(id)
+        if not isinstance(origin, Origin) or origin.owner != owner_of(caller):
+            return None
+        newest = await self.store.newest(id)
+        if newest is not None and not isinstance(newest, bool) and newest.state is not None and newest.state.end:
+            return newest.state.end
+        return "stopping" if await self.store.ask_stop(id, self._streams.limits.keep_s + 1.0) else None
+
+    async def close(self) -> None:
+        await self.mirrors.close()
+        await self.writer.close()

@@ -1,0 +1,223 @@
+"""All streams of this process: found by their id or by the key they were asked with, stopped, and forgotten in time.
+
+    open ─▶ written ──────────▶ ended ── keep_s ──▶ forgotten
+              │ nobody reads         ▲    └ sooner, oldest first, when all together are over total_bytes
+              └── grace_s ─ stopped ─┘
+
+Rules: whoever is not the owner finds nothing, as if it had never been. What is due is done by `sweep`; one timer, armed
+only while something will be due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headrace.core.clock import Clock
+from headrace.core.errors import Abandoned, HeadraceError, StreamNotFound
+from headrace.gateway.guard import Caller
+from headrace.observe.stream_metrics import StreamFigures
+from headrace.server.streamlog import Follower, StreamLog
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """What resumable streams may cost."""
+
+    grace_s: float = 30.0
+    """How long a generation goes on that nobody reads."""
+    keep_s: float = 300.0
+    """How long a log can be read after its end."""
+    max_bytes: int = 4 * MIB
+    """Of one stream; its oldest events go first."""
+    total_bytes: int = 256 * MIB
+    """Of all streams."""
+
+
+def owner_of(caller: Caller) -> str:
+    """Whom a stream belongs to; it tells neither salt nor name."""
+    return hashlib.sha256(b"\0".join((caller.salt.encode(), caller.name.encode()))).hexdigest()[:32]
+
+
+def not_found() -> StreamNotFound:
+    return StreamNotFound("there is no such stream, or it is no longer kept")
+
+
+class Streams:
+    """`new_id` makes ids that cannot be guessed: letters, digits and `_` only."""
+
+    def __init__(
+        self,
+        limits: LogLimits,
+        clock: Clock,
+        figures: StreamFigures,
+        *,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+    ) -> None:
+        self.limits = limits
+        self.new_id = new_id
+        self.figures = figures
+        self.unread: Callable[[StreamLog], None] | None = None
+        """Told of a log that is only read along, and by nobody any more."""
+        self._clock = clock
+        self._logs: dict[str, StreamLog] = {}
+        self._keys: dict[tuple[str, str], StreamLog] = {}
+        self._plain: dict[str, tuple[str, Callable[[HeadraceError], None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __iter__(self) -> Iterator[StreamLog]:
+        return iter(tuple(self._logs.values()))
+
+    # Logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, owner: str, *, id: str | None = None, key: str = "", digest: bytes = b"") -> StreamLog:
+        """A new log; it can be found from now on."""
+        limits = self.limits
+        log = StreamLog(id or self.new_id(), owner, max_bytes=limits.max_bytes, grown=self._grown)
+        log.key, log.digest = key, digest
+        self._logs[log.id] = log
+        if key:
+            self._keys[owner, key] = log
+        self.figures.open += 1
+        return log
+
+    def find(self, id: str, owner: str) -> StreamLog | None:
+        log = self._logs.get(id)
+        return log if log is not None and log.owner == owner else None
+
+    def with_key(self, owner: str, key: str) -> StreamLog | None:
+        """The log that was asked for with that idempotency key."""
+        return self._keys.get((owner, key))
+
+    def end(self, log: StreamLog) -> None:
+        """Called once for each log: when it has ended or was refused."""
+        self.figures.open -= 1
+        self.figures.kept += 1
+        if log.refusal is not None or log.ended == "lost":
+            self.forget(log)
+            return
+        if log.kept:
+            self.figures.ended[log.ended or "failed"] += 1
+        self._due(log, self.limits.keep_s)
+        self._shrink()
+
+    def forget(self, log: StreamLog) -> None:
+        """Nobody finds it any more; those who read it are not disturbed."""
+        if self._logs.pop(log.id, None) is None:
+            return
+        if log.key and self._keys.get((log.owner, log.key)) is log:
+            del self._keys[log.owner, log.key]
+        self.figures.kept -= 1
+        log.due = None
+        if not log.readers:
+            log.clear()
+
+    # Readers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def join(self, log: StreamLog, reader: Follower) -> None:
+        log.readers.add(reader)
+        self.figures.readers += 1
+        if log.ended is None:
+            log.due = None
+
+    def leave(self, log: StreamLog, reader: Follower) -> None:
+        log.readers.discard(reader)
+        self.figures.readers -= 1
+        if log.readers:
+            return
+        if log.id not in self._logs:
+            log.clear()
+        elif log.ended is None and log.kept:
+            self._due(log, self.limits.grace_s)
+        else:
+            self.release(log)
+
+    def release(self, log: StreamLog) -> None:
+        """Who looked it up is done with it: one that is only read along goes with its last reader."""
+        if not log.kept and not log.readers:
+            if log.ended is not None:
+                self.forget(log)
+            elif self.unread is not None:
+                self.unread(log)
+
+    # Streams that cannot be resumed ───────────────────────────────────────────────────────────────────────────────────
+
+    def register(self, id: str, owner: str, stop: Callable[[HeadraceError], None]) -> None:
+        """One that can only be stopped."""
+        self._plain[id] = (owner, stop)
+
+    def unregister(self, id: str) -> None:
+        self._plain.pop(id, None)
+
+    def plain(self, id: str, owner: str) -> Callable[[HeadraceError], None] | None:
+        """What stops it."""
+        found = self._plain.get(id)
+        return found[1] if found is not None and found[0] == owner else None
+
+    # Time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sweep(self, now: float) -> None:
+        """Do what is due at `now`."""
+        for log in self:
+            if log.due is None or now < log.due:
+                continue
+            log.due = None
+            if log.ended is not None:
+                self.forget(log)
+            elif not log.readers and log.writer is not None:
+                grace = self.limits.grace_s
+                log.writer.fail(Abandoned(f"nobody read this stream for {grace:g} s, so it was stopped"))
+
+    def close(self) -> None:
+        """No timer is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self, log: StreamLog, seconds: float) -> None:
+        log.due = self._clock() + seconds
+        if self._timer is None or log.due < self._timer_due:
+            self._arm(log.due)
+
+    def _arm(self, due: float) -> None:
+        self.close()
+        self._timer_due = due
+        self._timer = asyncio.get_running_loop().call_later(max(0.01, due - self._clock()), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.sweep(self._clock())
+        due = min((log.due for log in self._logs.values() if log.due is not None), default=None)
+        if due is not None:
+            self._arm(due)
+
+    # Bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _grown(self, change: int) -> None:
+        self.figures.bytes += change
+        if change > 0 and self.figures.bytes > self.limits.total_bytes:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Below the bound of all: first what has ended, the oldest first; then the largest lose their oldest events."""
+        figures, most = self.figures, self.limits.total_bytes
+        if figures.bytes <= most:
+            return
+        most -= most // 16  # so that not every further event has to make room
+        for log in sorted((log for log in self if log.ended is not None), key=lambda log: log.due or 0.0):
+            if figures.bytes <= most:
+                return
+            self.forget(log)
+        for log in sorted(self, key=lambda log: -log.bytes):
+            if figures.bytes <= most:
+                return
+            log.shrink(max(0, log.bytes - (figures.bytes - most)))
