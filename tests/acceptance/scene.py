@@ -38,12 +38,14 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepFailed
 from headrace.engines.local import LocalEngine
+from headrace.gateway.guard import Guard
 from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server.app import BODY_LIMIT, App
 from headrace.server.stream import StreamLimits
+from headrace.server.streams import LogLimits
 from headrace.testing import CHATML, Script, ScriptedEngine
 from server.socket_client import Running, serving, until
 
@@ -232,6 +234,8 @@ async def scripted(
     key: str | None = None,
     limits: Mapping[str, Any] | None = None,
     stream_limits: StreamLimits | None = None,
+    log_limits: LogLimits | None = None,
+    guard: Guard | None = None,
     body_limit: int = BODY_LIMIT,
     info: Mapping[str, Any] | None = None,
     template: str = CHATML,
@@ -264,6 +268,8 @@ async def scripted(
         key=key,
         body_limit=body_limit,
         limits=stream_limits,
+        log_limits=log_limits,
+        guard=guard,
         clock=clock,
         seed=seed or itertools.count(1000).__next__,
     )

@@ -15,7 +15,6 @@ TOOLS = "tool calls: refused by name until they exist"
 STRUCTURED = "structured output: refused by name until it exists"
 KEYS = "keys of several tenants; today there is one key for all"
 ENGINES = "several engines behind one name: switching, mirroring"
-RESUME = "resumable streams"
 WIRE = "HTTP/2, and checks through proxies"
 FRONT = "the client package and its hook; today's page has tests of its own"
 METRICS = "a case of its own for what tests/observe and tests/server check today"
@@ -25,8 +24,6 @@ LATER: dict[int, str] = {
     29: TOOLS,
     31: STRUCTURED,
     43: KEYS,
-    49: RESUME,
-    50: RESUME,
     51: ENGINES,
     52: ENGINES,
     53: KEYS,

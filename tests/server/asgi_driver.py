@@ -130,7 +130,9 @@ class Client:
         self._headers = list(headers)
         self._extensions = extensions
 
-    def call(self, method: str, path: str, *, headers: Pairs = (), chunks: Iterable[bytes] = (b"",)) -> Call:
+    def call(
+        self, method: str, path: str, *, headers: Pairs = (), chunks: Iterable[bytes] = (b"",), query: bytes = b""
+    ) -> Call:
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -138,7 +140,7 @@ class Client:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "headers": [*self._headers, *headers],
         }
         if self._extensions is not None:

@@ -185,7 +185,8 @@ class LogMirrors:
         source, origin = mirror.log, mirror.origin
         if await self._store.take(source.id) is not True:
             return False
-        while entries := await self._store.entries(source.id, source.last):
+        entries: list[Entry] | None = []
+        while source.ended is None and (entries := await self._store.entries(source.id, source.last)):
             mirror.take(entries)
         if entries is None or source.ended is not None:
             return False

@@ -233,6 +233,7 @@ class LogWriter:
         if self._writings.get(writing.log.id) is writing:
             del self._writings[writing.log.id]
         writing.log.changed = None
+        self._streams.tidy(writing.log)
 
     async def _poll(self) -> None:
         """See what others want stopped."""

@@ -118,7 +118,11 @@ class Streams:
             del self._keys[log.owner, log.key]
         self.figures.kept -= 1
         log.due = None
-        if not log.readers:
+        self.tidy(log)
+
+    def tidy(self, log: StreamLog) -> None:
+        """Give the memory back of one that nobody finds, reads or writes elsewhere any more."""
+        if log.id not in self._logs and not log.readers and log.changed is None:
             log.clear()
 
     # Readers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,7 +139,7 @@ class Streams:
         if log.readers:
             return
         if log.id not in self._logs:
-            log.clear()
+            self.tidy(log)
         elif log.ended is None and log.kept:
             self._due(log, self.limits.grace_s)
         else:

@@ -294,6 +294,18 @@ def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
 
 def counting_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
     """A factory too: an engine that counts, one number a token, until it is stopped: `1 2 3 …`."""
-    script = [[f"{i} ".encode()] for i in range(1, settings["n_ctx"])]
-    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
+    script, tokenizer = _counting(settings["n_ctx"]), counting_tokenizer(settings["n_ctx"])
     return ScriptedEngine(script, clock=clock, tokenizer=tokenizer, record=False, **settings)
+
+
+def counting_tokenizer(n_ctx: int) -> ScriptedTokenizer:
+    """That engine's, for the server's process: without it nobody could go on with what it said."""
+    script = _counting(n_ctx)
+    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
+    for (number,) in script:
+        tokenizer.word(number)
+    return tokenizer
+
+
+def _counting(n_ctx: int) -> list[list[bytes]]:
+    return [[f"{i} ".encode()] for i in range(1, n_ctx)]

@@ -1,0 +1,165 @@
+"""Streams read, stopped and gone on with at another server than the one that began them; the Redis is real."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.core.events import Delta
+from redis_server import RedisServer
+from server.asgi_driver import on_loop, settle
+from server.log_servers import data, frames, sharing, text, written
+from server.socket_client import until
+
+
+@on_loop
+async def test_another_server_gives_the_same_live_and_after_the_end(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.chat(stream_options={"include_usage": True}) as call:
+            for word in ("one ", "two ", "drei\u2028 "):
+                a.engine.say(word)
+                await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            async with b.get(id) as away:
+                await until(lambda: text(away.body) == "one two drei\u2028 ")
+                a.engine.say("more")
+                await until(lambda: text(away.body).endswith("more"))
+                a.engine.finish("stop", 5)
+                await away.task
+            await call.task
+            assert away.body == call.body
+        assert len(b.app.resuming.shared.mirrors) == 0  # type: ignore[union-attr]
+        for end, _ in frames(call.body):
+            async with b.get(id, last=end) as late:
+                await late.task
+            known = [name for name, _ in frames(call.body)].index(end)
+            assert data(late.body) == data(call.body)[known + 1 :]
+        assert b.engine.generations == []
+        assert b.app.metrics.streams.resumed["elsewhere"] > 0
+
+
+@on_loop
+async def test_others_find_nothing_elsewhere_either(redis_server: RedisServer) -> None:
+    from server.log_servers import NamedGuard
+
+    async with sharing(redis_server, "a", "b", guard=NamedGuard()) as (a, b):
+        call = a.client.chat(stream=True, headrace={"resume": True}, headers=[(b"authorization", b"Bearer ann")])
+        async with call:
+            a.engine.say("x")
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            for method in (b.get, b.delete):
+                async with method(id, key="bob") as other:
+                    await other.task
+                assert other.status == 404
+            async with b.get(id, key="ann") as own:
+                await until(lambda: text(own.body) == "x")
+            a.engine.finish()
+            await call.task
+
+
+@on_loop
+async def test_a_stop_reaches_the_server_that_writes(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat() as call:
+        a.engine.say("x")
+        await settle()
+        await written(a)
+        id = call.headers["x-headrace-stream"]
+        async with b.delete(id) as stop:
+            await stop.task
+        assert (stop.status, stop.json()["status"]) == (200, "stopping")
+        await until(lambda: call.ended)
+        assert a.engine.cancelled
+        assert data(call.body)[-1] == b"[DONE]"
+        await until(lambda: len(a.app.resuming.shared.writer) == 0)  # type: ignore[union-attr]
+        async with b.delete(id) as again:
+            await again.task
+        assert (again.status, again.json()["status"]) == (200, "stopped")
+
+
+@on_loop
+async def test_when_the_server_is_gone_another_goes_on_from_the_exact_token(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.chat(stream_options={"include_usage": True}, max_tokens=9) as call:
+            for letter in "abc":
+                a.engine.emit(Delta(a.engine.rid, 0, letter, 1, ids=(ord(letter),)))
+                await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            said = call.body
+            last = frames(said)[-1][0]
+            await a.die()
+        async with b.get(id, last=last) as on:
+            await until(lambda: bool(b.engine.generations))
+            (generation,) = b.engine.generations
+            assert generation.resume == (tuple(b"abc"),)
+            assert generation.sampling.seed == 42
+            b.engine.admit()
+            for letter in "de":
+                b.engine.emit(Delta(b.engine.rid, 0, letter, 1, ids=(ord(letter),)))
+            b.engine.finish("stop", 6)
+            await on.task
+        first, second = ([msgspec.json.decode(line) for line in data(body) if line != b"[DONE]"]
+                         for body in (said, on.body))  # fmt: skip
+        assert text(said) + text(on.body) == "abcde"
+        assert {event["id"] for event in first + second} == {"chatcmpl-aid2"}
+        assert second[-1]["usage"]["completion_tokens"] == 6
+        assert not any("role" in choice["delta"] for event in second for choice in event["choices"])
+        async with b.get(id) as whole:
+            await whole.task
+        assert data(whole.body) == data(said) + data(on.body)
+        assert b.app.metrics.streams.adopted == 1
+        positions = [int(end.rpartition("-")[2]) for end, _ in frames(whole.body)]
+        assert positions == sorted(set(positions))
+
+
+@on_loop
+async def test_what_redis_did_not_hear_of_is_not_told_twice_however_it_is_cut(redis_server: RedisServer) -> None:
+    """The client has more than Redis: the rest begins inside a piece of text of the second engine."""
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.chat() as call:
+            a.engine.emit(Delta(a.engine.rid, 0, "a", 1, ids=(97,)))
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            a.app.resuming.shared.writer._writings.clear()  # type: ignore[union-attr]
+            for letter in "bcd":
+                a.engine.emit(Delta(a.engine.rid, 0, letter, 1, ids=(ord(letter),)))
+            await settle()
+            said = call.body
+            await a.die()
+        assert text(said) == "abcd"
+        async with b.get(id, last=frames(said)[-1][0]) as on:
+            await until(lambda: bool(b.engine.generations))
+            assert b.engine.generations[0].resume == ((97,),)
+            b.engine.emit(Delta(b.engine.rid, 0, "bc", 2, ids=(98, 99)))
+            b.engine.emit(Delta(b.engine.rid, 0, "def", 3, ids=(100, 101, 102)))
+            b.engine.finish("stop", 7)
+            await on.task
+        assert text(on.body) == "ef"
+
+
+@on_loop
+async def test_who_cannot_go_on_says_so_once_and_lets_others_try(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b", "c") as (a, b, c):
+        async with a.chat() as call:
+            a.engine.emit(Delta(a.engine.rid, 0, "a", 1, ids=(97,)))
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        b.engine.ready = False
+        async with b.get(id) as refused:
+            await refused.task
+        ((_, first),) = frames(refused.body.partition(b'data: {"error"')[0])
+        assert b'"content":"a"' in first
+        assert refused.body.count(b'"error"') == 1
+        assert b"[DONE]" not in refused.body
+        async with c.get(id) as on:
+            await until(lambda: bool(c.engine.generations))
+            c.engine.emit(Delta(c.engine.rid, 0, "b", 1, ids=(98,)))
+            c.engine.finish("stop", 3)
+            await on.task
+        assert text(on.body) == "ab"
+        assert data(on.body)[-1] == b"[DONE]"
