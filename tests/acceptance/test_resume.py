@@ -406,7 +406,7 @@ async def test_oc_49_through_the_end_of_a_server(
     streams = await cut(old, range(1, 60, 5), getattr(old, end))
     for id, told in streams:
         again = await resume(new, id, told[-1][0])
-        assert again.status_code == 200, print(new.log)
+        assert again.status_code == 200, new.log
         rest = events(again.content)
         data = [line for _, line in told + rest]
         assert text_of(data) == COUNT, (len(told), new.log)

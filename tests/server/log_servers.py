@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from headrace.gateway.guard import Caller
+from headrace.gateway.guard import NO_PERMIT, Caller
 from headrace.gateway.shared import SharedRedis
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -34,8 +35,6 @@ class NamedGuard:
         return Caller(name=name, salt=name)
 
     async def admit(self, caller: Caller, ask: Any) -> Any:
-        from headrace.gateway.guard import NO_PERMIT
-
         return NO_PERMIT
 
 
@@ -121,8 +120,6 @@ def nothing_left(server: Server) -> None:
 @contextlib.asynccontextmanager
 async def sharing(redis: RedisServer, *names: str, **options: Any) -> AsyncIterator[list[Server]]:
     """Servers with one Redis; all are closed."""
-    import time
-
     stores = [SharedRedis(redis.url, time.monotonic, timeout_s=10.0) for _ in names]
     servers = [
         one(shared=store, name=name, clock=time.monotonic, **options)  # type: ignore[arg-type]

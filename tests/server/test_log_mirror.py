@@ -7,7 +7,7 @@ import msgspec
 from headrace.core.events import Delta
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
-from server.log_servers import data, frames, sharing, text, written
+from server.log_servers import NamedGuard, data, frames, sharing, text, written
 from server.socket_client import until
 
 
@@ -40,8 +40,6 @@ async def test_another_server_gives_the_same_live_and_after_the_end(redis_server
 
 @on_loop
 async def test_others_find_nothing_elsewhere_either(redis_server: RedisServer) -> None:
-    from server.log_servers import NamedGuard
-
     async with sharing(redis_server, "a", "b", guard=NamedGuard()) as (a, b):
         call = a.client.chat(stream=True, headrace={"resume": True}, headers=[(b"authorization", b"Bearer ann")])
         async with call:
