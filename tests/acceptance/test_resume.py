@@ -216,10 +216,7 @@ async def test_oc_49_heartbeats_carry_no_id_and_end_no_block() -> None:
 async def test_oc_49_openai_python_reads_a_resumable_stream() -> None:
     limits = StreamLimits(heartbeat_s=0.3)
     async with scripted(SCRIPT, shut=True, stream_limits=limits) as scene:
-        http = httpx.AsyncClient(trust_env=False)
-        async with openai.AsyncOpenAI(
-            base_url=f"{scene.url}/v1", api_key="x", http_client=http, max_retries=0
-        ) as client:
+        async with openai.AsyncOpenAI(base_url=f"{scene.url}/v1", api_key="x", max_retries=0) as client:
             asked = asyncio.get_running_loop().create_task(
                 client.chat.completions.create(
                     model=MODEL,

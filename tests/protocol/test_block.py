@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Usage
 from headrace.protocol.block import blocks_of, cut, event_id, parse_id, text_of, weight_of
 from headrace.protocol.sse import COMMENT, DONE, event
 
-ANSWERS = [
+ANSWERS: list[Callable[[], Answer]] = [
     lambda: ChatAnswer("x", 1, "m", options=Options(include_usage=True)),
     lambda: CompletionAnswer("x", 1, "m", options=Options()),
 ]
@@ -24,7 +25,7 @@ def said(answer: Answer, *texts: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("make", ANSWERS)
-def test_a_write_falls_into_its_events(make: type[Answer]) -> None:
+def test_a_write_falls_into_its_events(make: Callable[[], Answer]) -> None:
     blocks = said(make(), "a", "b\u2028\n\n", "c")
     assert blocks_of(b"".join(blocks)) == blocks
     assert blocks_of(COMMENT + blocks[0] + COMMENT + DONE) == [blocks[0], DONE]
@@ -37,17 +38,17 @@ def test_what_another_server_added_is_left_out_but_for_events_names() -> None:
 
 
 @pytest.mark.parametrize("make", ANSWERS)
-def test_the_position_is_that_of_the_text_however_it_is_cut(make: type[Answer]) -> None:
+def test_the_position_is_that_of_the_text_however_it_is_cut(make: Callable[[], Answer]) -> None:
     rng = random.Random(1)
     text = "".join(rng.choice("ab ü\u2028漢😀\n") for _ in range(200))
     for _ in range(20):
         cuts = sorted(rng.sample(range(1, len(text)), 30))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert sum(map(weight_of, said(make(), *parts))) == len(text)
+        assert sum(weight_of(block) for block in said(make(), *parts)) == len(text)
 
 
 @pytest.mark.parametrize("make", ANSWERS)
-def test_the_rest_of_a_block_is_the_same_but_for_its_text(make: type[Answer]) -> None:
+def test_the_rest_of_a_block_is_the_same_but_for_its_text(make: Callable[[], Answer]) -> None:
     (block,) = said(make(), "ü\u2028漢😀x")
     for known in range(1, 5):
         rest = cut(block, known)

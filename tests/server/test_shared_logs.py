@@ -1,0 +1,85 @@
+"""What servers do for each other's streams: keys and stops that hold for all of them."""
+
+from __future__ import annotations
+
+import signal
+
+from redis_server import RedisServer
+from server.asgi_driver import on_loop, settle
+from server.log_servers import sharing, text, written
+from server.socket_client import until
+
+
+@on_loop
+async def test_a_key_leads_to_the_stream_of_another_server(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat(key="k") as first:
+        await until(lambda: bool(a.engine.generations))
+        a.engine.say("one ")
+        await until(lambda: bool(first.sent))
+        await written(a)
+        async with b.chat(key="k") as second:
+            await until(lambda: text(second.body) == "one ")
+            assert b.engine.generations == []
+            assert second.headers["x-headrace-stream"] == first.headers["x-headrace-stream"]
+            a.engine.finish()
+            await second.task
+        await first.task
+        assert second.body == first.body
+        async with b.chat(key="k", seed=9) as other:
+            await other.task
+        assert other.status == 409
+
+
+@on_loop
+async def test_two_servers_that_are_asked_at_once_generate_once(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat(key="k") as one, b.chat(key="k") as two:
+        await until(lambda: bool(a.engine.generations or b.engine.generations))
+        maker = a if a.engine.generations else b
+        maker.engine.say("x")
+        maker.engine.finish()
+        await one.task
+        await two.task
+        assert len(a.engine.generations) + len(b.engine.generations) == 1
+        served = [call for call in (one, two) if call.status == 200]
+        assert {text(call.body) for call in served} == {"x"}
+        # The second may have come before the first was known to Redis: then it is told to ask again.
+        assert {call.status for call in (one, two)} <= {200, 404}
+
+
+@on_loop
+async def test_a_stop_waits_for_who_goes_on_when_the_server_is_gone(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.chat() as call:
+            a.engine.say("x")
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        async with b.delete(id) as stop:
+            await stop.task
+        assert stop.json()["status"] == "stopping"
+        async with b.get(id) as late:
+            await late.task
+        assert b"[DONE]" in late.body
+        assert b'"ended":"stopped"' in late.body
+        assert b.engine.live == {}
+
+
+@on_loop
+async def test_without_an_answer_of_redis_nobody_is_told_that_there_is_no_stream(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a") as (a,):
+        assert a.app.resuming.shared is not None
+        a.app.resuming.shared.store._shared.timeout_s = 0.1
+        redis_server.signal(signal.SIGSTOP)
+        try:
+            async with a.get("x") as call:
+                await until(call.task.done)
+            assert call.status == 503
+            async with a.chat(key="k") as new:
+                await until(lambda: bool(a.engine.generations))
+                a.engine.say("x")
+                a.engine.finish()
+                await new.task
+            assert text(new.body) == "x"
+        finally:
+            redis_server.signal(signal.SIGCONT)
