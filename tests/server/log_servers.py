@@ -16,6 +16,7 @@ from headrace.gateway.shared import SharedRedis
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
+from headrace.server.log_writer import LogWriter
 from headrace.server.stream import StreamLimits
 from headrace.server.streams import LogLimits
 from redis_server import RedisServer
@@ -71,7 +72,7 @@ class Server:
 
     async def die(self) -> None:
         """As kill -9: nothing more is written, the lease runs out."""
-        writer = self.app.resuming.shared.writer  # type: ignore[union-attr]
+        writer = writer_of(self)
         if writer._task is not None:
             writer._task.cancel()
         writer._writings.clear()
@@ -159,7 +160,12 @@ def text(body: bytes) -> str:
     return "".join(parts)
 
 
+def writer_of(server: Server) -> LogWriter:
+    assert server.app.resuming.shared is not None
+    return server.app.resuming.shared.writer
+
+
 async def written(server: Server) -> None:
     """Redis has everything that the server said."""
-    writer = server.app.resuming.shared.writer  # type: ignore[union-attr]
+    writer = writer_of(server)
     await until(lambda: all(one.known and one.written == one.log.last for one in writer._writings.values()))

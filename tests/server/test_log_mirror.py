@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from headrace.core.events import Delta
+from headrace.core.request import Generation
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
-from server.log_servers import NamedGuard, data, frames, sharing, text, written
+from server.log_servers import NamedGuard, Server, data, frames, sharing, text, writer_of, written
 from server.socket_client import until
 
 
@@ -161,3 +162,75 @@ async def test_who_cannot_go_on_says_so_once_and_lets_others_try(redis_server: R
             await on.task
         assert text(on.body) == "ab"
         assert data(on.body)[-1] == b"[DONE]"
+
+
+SAID = "Hello, river!"
+STEPS = len(SAID)
+
+
+async def played(server: Server, rid: int, start: int, end: int, burst: int = 1) -> None:
+    """The answer's tokens from `start` to `end`, so many at a time; the finish behind the last one."""
+    for at in range(start, min(end, STEPS), burst):
+        piece = SAID[at : min(at + burst, end, STEPS)]
+        server.engine.emit(Delta(rid, 0, piece, len(piece), ids=tuple(piece.encode())))
+        await settle(8)
+    if end > STEPS:
+        server.engine.finish("length", STEPS, rid=rid)
+        await settle(8)
+
+
+async def cut_at(server: Server, known: int, ahead: int) -> tuple[str, bytes]:
+    """A stream of which Redis has `known` tokens and its reader `ahead` more when its server dies: id and bytes."""
+    count = len(server.engine.generations)
+    async with server.chat(max_tokens=STEPS, key=f"{known} {ahead}") as call:  # with a key, so that it may lack a head
+        await until(lambda: len(server.engine.generations) > count)
+        rid = server.engine.rid
+        server.engine.admit(rid=rid)
+        await played(server, rid, 0, known)
+        await written(server)
+        (writing,) = writer_of(server)._writings.values()
+        del writer_of(server)._writings[writing.log.id]
+        await played(server, rid, known, known + ahead)
+        said = call.body if call.sent else b""
+        server.engine.cancel(rid)
+        id = writing.log.id
+        call.hang_up()
+    return id, said
+
+
+@on_loop
+async def test_a_stream_is_gone_on_with_at_every_token_whatever_its_reader_has_beyond(
+    redis_server: RedisServer,
+) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        streams = [(known, await cut_at(a, known, ahead)) for ahead in (0, 1, 3) for known in range(STEPS + 1 - ahead)]
+        await a.die()
+
+        async def again(number: int, known: int, id: str, said: bytes) -> None:
+            last = frames(said)[-1][0] if said else None
+            async with b.get(id, last=last) as on:
+                await until(lambda: on.task.done() or any(g for g in b.engine.generations if mine(g, id)))
+                mines = [g for g in b.engine.generations if mine(g, id)]
+                for generation in mines:
+                    told = len(generation.resume[0] or ()) if generation.resume else 0
+                    assert told == known
+                    await played(b, generation.rid, told, STEPS + 1, burst=1 + number % 4)
+                assert bool(mines) == (known < STEPS), "who has all its tokens needs no engine"
+                await on.task
+            whole = data(said) + data(on.body)
+            assert text(said) + text(on.body) == SAID, (known, last)
+            assert whole[-1] == b"[DONE]"
+            assert len([line for line in whole if b'"finish_reason":"length"' in line]) == 1
+            async with b.get(id) as late:
+                await late.task
+            assert text(late.body) == SAID
+
+        seen: dict[int, str] = {}
+
+        def mine(generation: Generation, id: str) -> bool:
+            """Generations come in the order of the gets: one is played at a time."""
+            return seen.setdefault(generation.rid, id) == id
+
+        for number, (known, (id, said)) in enumerate(streams):
+            await again(number, known, id, said)
+        assert b.app.metrics.streams.adopted == len(streams)

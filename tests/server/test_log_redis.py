@@ -15,7 +15,7 @@ from redis_server import RedisServer
 from server.asgi_driver import on_loop
 
 ORIGIN = Origin(
-    "o", b"d", "", True, "m", {"model": "m", "messages": [], "stream": True}, 9, 42, 1, ("id", 7), "f", "r", "POST",
+    "o", b"d", "", True, "m", b'{"model": "m", "x": 1e9, "stream": true}', 9, 42, 1, ("id", 7), "f", "r", "POST",
     "/v1/chat/completions", "ann",
 )  # fmt: skip
 

@@ -9,18 +9,12 @@ import pytest
 
 from headrace.core.errors import Draining
 from headrace.core.events import Delta
-from headrace.server.log_writer import LogWriter
 from headrace.server.streams import LogLimits
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
-from server.log_servers import Server, data, one, sharing, text, written
+from server.log_servers import Server, data, one, sharing, text, writer_of, written
 from server.socket_client import until
 from server.test_log_redis import endless
-
-
-def writer_of(server: Server) -> LogWriter:
-    assert server.app.resuming.shared is not None
-    return server.app.resuming.shared.writer
 
 
 def say(server: Server, word: str) -> None:

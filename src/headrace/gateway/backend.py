@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from headrace.core.events import Answered
+from headrace.core.events import Answered, FinishReason
 from headrace.core.request import Ask, Call, Generation, Options
 from headrace.engines.base import EngineStats, Lives
 
@@ -37,6 +37,8 @@ class Work:
     """The request's, as the engine's own reading gave them; None: as `Ask` has them."""
     echo: tuple[str, ...] = ()
     """For completions with echo: the text of each prompt."""
+    reason: FinishReason = "length"
+    """Why it is over, if no token is wanted."""
     hidden: int = 0
     """Characters at the beginning of its text that the reader of a continued answer has already."""
 

@@ -125,10 +125,14 @@ class ServedModel:
         # What the engine holds back the reader may have: a server behind us need not hold back what may become a stop
         # string. It must not come twice.
         held = detokenizer.held
-        if detokenizer.stopped or not told.text.startswith(shown) or not (shown + held).startswith(told.text):
+        if not told.text.startswith(shown) or not (shown + held).startswith(told.text):
             raise EngineUnavailable("the answer cannot be continued from where it is")
-        if len(ids) >= generation.max_tokens:
-            raise EngineUnavailable("the answer has all its tokens")
+        if detokenizer.stopped and told.text == shown:
+            return replace(work, parts=(), reason="stop")
+        if len(ids) >= generation.max_tokens and told.text == shown + held:
+            return replace(work, parts=())
+        if detokenizer.stopped or len(ids) >= generation.max_tokens:
+            raise EngineUnavailable("the answer has all its tokens, but not all of them were shown")
         going_on = msgspec.structs.replace(generation, resume=(tuple(ids),))
         return replace(work, parts=(going_on,), hidden=len(told.text) - len(shown))
 

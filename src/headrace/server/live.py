@@ -127,10 +127,10 @@ class Live:
             self.give_up()
             raise
         if not work.parts:
-            # Nothing was asked for beyond the prompt itself: every choice is complete as it stands.
+            # Nothing is asked for beyond what there is: every choice is complete as it stands.
             self._base[0] = 0
             for index in range(work.choices):
-                self.mailbox.put(Finished(rid=0, index=index, reason="length", completion_tokens=0))
+                self.mailbox.put(Finished(0, index, work.reason, completion_tokens=self._drawn[index]))
 
     def give_up(self, *, forget: bool = False) -> None:
         """Leave the engine; another one may be given the request. `forget`: from the beginning, nothing of what it

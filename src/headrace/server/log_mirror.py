@@ -166,8 +166,10 @@ class LogMirrors:
         """To its end, or True: it is ours now. Raises EngineUnavailable."""
         source, store = mirror.log, self._store
         heard = self._clock()
+        seconds = 0.001  # who is gone already need not be waited for
         while source.ended is None:
-            entries = await store.wait(source.id, source.last, min(WAIT_S, store.lease_s / 2))
+            entries = await store.wait(source.id, source.last, seconds)
+            seconds = min(WAIT_S, store.lease_s / 2)
             held = True if entries else await store.held(source.id)
             if entries is None or held is None:
                 if self._clock() - heard > PATIENCE * store.lease_s:

@@ -82,8 +82,8 @@ class Origin(msgspec.Struct, array_like=True):
     """The hash that the idempotency key is kept under, "" without one."""
     chat: bool
     model: str
-    fields: dict[str, Any] | None
-    """None: too large to be kept, the answer can be read but not gone on with."""
+    fields: bytes | None
+    """JSON, which holds any number; None: too large to be kept, the answer can be read but not gone on with."""
     size: int
     seed: int
     priority: int
@@ -97,7 +97,7 @@ class Origin(msgspec.Struct, array_like=True):
 
     def ask(self, salt: str, told: Told | None) -> Ask:
         """The request, gone on with from what was told."""
-        fields = self.fields or {}
+        fields: dict[str, Any] = msgspec.json.decode(self.fields or b"{}")
         options = replace(common_options(fields), priority=self.priority)
         return Ask(self.chat, self.model, fields, self.size, options, self.seed, salt, told)
 

@@ -134,7 +134,7 @@ class LogWriter:
     async def _rest(self) -> None:
         """Until there is something to do; then a little longer, so that there is more of it."""
         try:
-            async with asyncio.timeout(POLL_S):
+            async with asyncio.timeout(min(POLL_S, self._store.lease_s / 4)):
                 await self._bell.wait()
         except TimeoutError:
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
+
 from headrace.core.clock import Clock
 from headrace.gateway.guard import Caller
 from headrace.gateway.shared import SharedRedis
@@ -31,12 +33,12 @@ class SharedLogs:
     ) -> None:
         """A generation begins to fill the log. `ids`: tokens that Redis was told of by the server before."""
         ask, key = attempts.ask, key_hash(source.owner, source.key)
-        fits = ask.size <= self._streams.limits.max_bytes
+        fields = msgspec.json.encode(ask.fields) if ask.size <= self._streams.limits.max_bytes else None
 
         def origin() -> bytes:
             return packed(
                 Origin(
-                    source.owner, source.digest, key, ask.chat, ask.model, dict(ask.fields) if fits else None, ask.size,
+                    source.owner, source.digest, key, ask.chat, ask.model, fields, ask.size,
                     ask.seed, ask.options.priority, identity, attempts.family, record.request_id, record.method,
                     record.route, record.key or "",
                 )
