@@ -193,7 +193,7 @@ def _from_text(kind: type, text: str) -> Value | None:
 
 def _check_together(config: Config) -> None:
     """What no single row can see."""
-    engine, key = config.engine, config.server.key
+    engine, server = config.engine, config.server
     if engine.max_running > engine.slots:
         raise StartupError(
             f"engine.max_running: {engine.max_running} sequences need as many slots, but engine.slots is {engine.slots}"
@@ -202,7 +202,12 @@ def _check_together(config: Config) -> None:
         raise StartupError(f"engine.context: {engine.context} tokens do not fit engine.cells, which is {engine.cells}")
     if engine.kv_type != "f16" and not engine.flash_attention:
         raise StartupError(f"engine.kv_type: {engine.kv_type} needs engine.flash_attention, which is off")
-    if not (key.isascii() and key.isprintable() and " " not in key):
-        raise StartupError("server.key: a header can carry only printable ASCII without spaces")
+    for name, key in (("server.key", server.key), ("server.admin_key", server.admin_key)):
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise StartupError(f"{name}: a header can carry only printable ASCII without spaces")
+    if server.admin_key and server.admin_key == server.key:
+        raise StartupError("server.admin_key: is server.key; clients must not have the key of the admin API")
+    if server.admin_host and not server.admin_port:
+        raise StartupError(f"server.admin_host: {server.admin_host} needs a port of its own; set server.admin_port")
     if not config.model.path.strip():
         raise StartupError("model.path: is empty; give a name or the path of a GGUF file")

@@ -74,6 +74,14 @@ class Server:
     key: str = _row("", "", secret=True, help=
         "API key that clients must send as a bearer token; empty asks for none. "
         "Rather set its environment variable than a flag: other users can read a command line.")
+    admin_key: str = _row("", "", secret=True, help=
+        "Key of the admin API, which no client key opens. Without it that API answers only on a loopback address, and "
+        "on the main one only while no client needs a key.")
+    admin_host: str = _row("", "", help=
+        "Address of its own for the admin API, health and metrics; empty takes `server.host`. It needs "
+        "`server.admin_port`.")
+    admin_port: int = _row(0, "", low=0, high=65535, help=
+        "Port of its own for the admin API; 0 serves it on the main address.")
     insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
     body_limit_bytes: int = _row(10 * MIB, "bytes", low=1024, high=1024 * MIB, help=
         "Largest request body; a larger one is answered with 413.")

@@ -22,6 +22,7 @@ TABLE = [
     ("EngineFailed", 500, "engine_error", "engine_failed"),
     ("UpstreamFailed", 502, "engine_error", "upstream_failed"),
     ("TooSlow", 504, "engine_error", "ttft_timeout"),
+    ("LoadFailed", 502, "engine_error", "load_failed"),
     ("InternalError", 500, "server_error", "internal_error"),
 ]
 

@@ -19,7 +19,8 @@
      │   ├─ Draining             503  the server is shutting down
      │   ├─ EngineFailed         500  the engine broke while it worked on this request
      │   ├─ UpstreamFailed       502  a server behind us did not answer, or not in a way that makes sense
-     │   └─ TooSlow              504  the engine gave no text in time, and there is no other
+     │   ├─ TooSlow              504  the engine gave no text in time, and there is no other
+     │   └─ LoadFailed           502  an engine that was to be switched to did not come up; nothing has changed
      ├─ InternalError            500  a fault of ours; details are in the log only
      └─ StartupError             the process cannot start: one line on stderr, exit code 2
 
@@ -205,6 +206,15 @@ class TooSlow(ServiceError):
     status = 504
     type = "engine_error"
     code = "ttft_timeout"
+
+
+class LoadFailed(ServiceError):
+    """An engine could not be loaded or warmed. The message is its reason."""
+
+    status = 502
+    type = "engine_error"
+    code = "load_failed"
+    retry_after = None
 
 
 class InternalError(HeadraceError):

@@ -15,7 +15,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 class App:
     """The ASGI callable. `fleet`: aliases and engines; a mapping of models is one where each is its own alias.
 
-    `guard`: who may ask what; `key` is short for a guard with one key, None: no key is asked for. `clock` in s as for
-    everything else, `wall` Unix time in s; `new_id` makes the random part of ids, `seed` a seed for requests that bring
-    none.
+    `rows`: further ones of the path table. `guard`: who may ask what; `key` is short for a guard with one key, None: no
+    key is asked for. `clock` in s as for everything else, `wall` Unix time in s; `new_id` makes the random part of ids,
+    `seed` a seed for requests that bring none.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class App:
         key: str | None = None,
         guard: Guard | None = None,
         page: Page | None = None,
+        rows: Iterable[Route] = (),
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
         clock: Clock = time.monotonic,
@@ -89,16 +90,21 @@ class App:
         self._draining = False
         self._quiet = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
+        self.operating = (
+            Route("/healthz", {"GET": self._health}, public=True),
+            Route("/health", {"GET": self._health}, public=True),
+            Route("/readyz", {"GET": self._readiness}, public=True),
+            Route("/metrics", {"GET": self._metrics}),
+        )
+        """The rows that an address for operators has too."""
         self.routes = Routes(
             Route("/v1/models", {"GET": self._list_models}),
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
-            Route("/healthz", {"GET": self._health}, public=True),
-            Route("/health", {"GET": self._health}, public=True),
-            Route("/readyz", {"GET": self._readiness}, public=True),
-            Route("/metrics", {"GET": self._metrics}),
             Route("/", {"GET": self._show_page}, public=True),
+            *self.operating,
+            *rows,
         )
 
     # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,12 +136,16 @@ class App:
     # The way of a request ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.serve(self.routes, scope, receive, send)
+
+    async def serve(self, routes: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request to an address that has these routes."""
         first_byte = self._clock()
         if scope["type"] != "http":
             raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
         exchange = Exchange(scope, receive, send, first_byte=first_byte, new_id=self._new_id)
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, routes)
         except ClientGone:
             exchange.record.outcome = "cancelled"
         except asyncio.CancelledError:
@@ -146,10 +156,10 @@ class App:
             self.metrics.request(exchange.record)
             self._access_log.write(exchange.record)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, routes: Routes) -> None:
         """Handle, and refuse if that fails. Raises ClientGone."""
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(exchange, routes)
             return
         except ClientGone:
             raise
@@ -163,11 +173,16 @@ class App:
         else:
             await exchange.refuse(refusal)
 
-    async def _dispatch(self, exchange: Exchange) -> None:
-        route = self.routes.find(exchange.path)
+    async def _dispatch(self, exchange: Exchange, routes: Routes) -> None:
+        route = routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
-        if route is None or not route.public:
+        check = routes.check(route)
+        if route is not None and route.public:
+            pass
+        elif check is not None:
+            check(exchange)
+        else:
             exchange.caller = await self._guard.identify(exchange.values(b"authorization"))
             exchange.record.key = exchange.caller.name or None
         if route is None:
