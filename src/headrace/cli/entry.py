@@ -173,6 +173,52 @@ def templates_explain(config: Config, name: str) -> int:
     return verb.explain_one(config, name)
 
 
+_at = click.option("--at", default="", metavar="URL", help="Where its admin API is; default: where the settings say.")
+_file = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+
+
+@headrace.command()
+@click.argument("alias")
+@click.argument("engine")
+@click.option("--weight", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Its share of the requests.")
+@click.option("--model", help="Declare ENGINE first: a name, or the path of a GGUF file.")
+@click.option("--url", help="Declare ENGINE first: an OpenAI-compatible server; --model is the model's name there.")
+@click.option("--family", help="With --model or --url: engines of one family go on with each other's answers.")
+@click.option("--no-wait", is_flag=True, help="Come back at once; the server goes on.")
+@_at
+@_file
+def switch(
+    alias: str,
+    engine: str,
+    weight: float,
+    model: str | None,
+    url: str | None,
+    family: str | None,
+    no_wait: bool,
+    at: str,
+    file: Path | None,
+) -> int:
+    """Let ENGINE of a running server answer ALIAS; back with the same command and the old engine's name."""
+    from headrace.cli import switch as verb
+    from headrace.cli.operator import Operator
+    from headrace.config import load
+
+    declaration = verb.declared(engine, model, url, family)
+    return verb.run(Operator(load(file=file), at), alias, engine, weight, declaration, wait=not no_wait)
+
+
+@headrace.command()
+@_at
+@_file
+def engines(at: str, file: Path | None) -> int:
+    """Show the engines of a running server."""
+    from headrace.cli import engines as verb
+    from headrace.cli.operator import Operator
+    from headrace.config import load
+
+    return verb.run(Operator(load(file=file), at))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `headrace` program. Always leaves by SystemExit: 0 done, 2 cannot start, 130 interrupted."""
     try:
