@@ -34,17 +34,13 @@ from headrace.core.request import Ask
 from headrace.gateway.affinity import NOTHING, Affinity, Beginnings, beginnings
 from headrace.gateway.backend import Backend, Lease
 from headrace.gateway.health import Health
-from headrace.gateway.member import Member, MemberLease, Probed, Restartable, Starting
+from headrace.gateway.member import Member, MemberLease, Restartable, Starting
+from headrace.gateway.prober import Prober
 from headrace.gateway.router import Candidate, Condition, Sight, Turns, choose
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
 from headrace.gateway.states import State, check
 
 __all__ = ["Member", "Pool", "Route", "Starting"]
-
-PROBE_TIMEOUT_S = 5.0
-RETRY_S = 10.0
-"""How often an engine that could not be loaded at the start is tried again, if it is not probed."""
-TICK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +69,7 @@ class Pool:
         self._open = False
         """Something was loaded once: from then on the aliases are known."""
         self._closed = False
-        self._prober: asyncio.Task[None] | None = None
+        self._prober = Prober(self._members, self.load, clock)
         self.counts: Counter[str] = Counter()
         """`failovers`: attempts after one that failed before the first text; `continued`: answers that another engine
         went on with."""
@@ -123,7 +119,7 @@ class Pool:
     # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def load(self, name: str) -> None:
-        """Until it is READY; one that drains is taken back. Raises StartupError (then it is GONE as before), Conflict
+        """Until it is READY; one that drains is taken back. Raises StartupError (then it is GONE), Conflict
         while something else is being done to it, InvalidRequest if there is none."""
         member = self._member(name)
         if member.state is State.READY:
@@ -131,9 +127,12 @@ class Pool:
         if member.state is State.DRAINING and member.quiet is not None:
             self._set(member, State.READY)
             member.quiet.set()
+            member.quiet = None
             return
         if member.state is not State.GONE:
             raise Conflict(f"engine {name} is {member.state}; wait until that is over")
+        if self._closed:
+            raise StartupError("the server is shutting down")
         self._set(member, State.LOADING)
         try:
             await self._start(member)
@@ -149,13 +148,13 @@ class Pool:
         self._loaded[name] = member.backend  # type: ignore[assignment]
         self._open = True
         self._set(member, State.READY)
-        self._watch(member)
+        self._prober.watch(member)
 
     def want(self, name: str) -> None:
         """Load it as soon as that works: it is tried every `probe_s`."""
         member = self._member(name)
         member.wanted = True
-        self._watch(member)
+        self._prober.watch(member)
 
     async def drain(self, name: str, timeout_s: float) -> None:
         """Nothing new goes there from now on; once its leases are closed, or after `timeout_s`, it is closed and GONE.
@@ -174,8 +173,8 @@ class Pool:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await quiet.wait()
-        if member.quiet is not quiet or member.state is not State.DRAINING:
-            return
+        if member.quiet is not quiet:
+            return  # taken back, or closed with the pool
         if member.leases:
             log.warning("engine %s: %d requests are not over and are ended", name, member.leases)
         await self._end(member, "drained")
@@ -183,9 +182,7 @@ class Pool:
     async def close(self) -> None:
         """Close every engine."""
         self._closed = True
-        if self._prober is not None:
-            self._prober.cancel()
-            await asyncio.wait((self._prober,))
+        await self._prober.close()
         closing = []
         for name, member in self._members.items():
             if member.state is State.READY:
@@ -257,44 +254,9 @@ class Pool:
         candidates = self._candidates(route, self._clock(), without, None)
         return any(one.condition is Condition.WELL for one in candidates)
 
-    # Probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def look(self) -> None:
-        """Probe whoever is due, and load what is wanted, all at once."""
-        now = self._clock()
-        due = [member for member in self._members.values() if _watched(member) and member.due <= now]
-        for member in due:
-            member.due = now + (member.spec.probe_s or RETRY_S)
-        await asyncio.gather(*(self._look_at(member) for member in due))
-
-    async def _look_at(self, member: Member) -> None:
-        name = member.spec.name
-        if member.state is State.GONE:
-            try:
-                await self.load(name)
-            except StartupError as error:
-                log.debug("engine %s: still not there: %s", name, error.message)
-            else:
-                log.warning("engine %s: it is there now", name)
-            return
-        backend, health = member.backend, member.health
-        if member.state is not State.READY or not isinstance(backend, Probed):
-            return
-        failure = await _probe(backend)
-        if member.health is health and failure != health.down:
-            log.warning("engine %s: %s", name, failure or "it is back")
-        health.probed(failure)
-
-    async def _probe_forever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            await self.look()
-
-    def _watch(self, member: Member) -> None:
-        """See to it that it is looked at from now on, if that is wanted at all."""
-        member.due = self._clock() + (member.spec.probe_s or RETRY_S)
-        if self._prober is None and _watched(member) and not self._closed:
-            self._prober = asyncio.get_running_loop().create_task(self._probe_forever())
+        """Probe whoever is due, and load what is wanted; the pool does it by itself too."""
+        await self._prober.look()
 
     # Inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,7 +274,10 @@ class Pool:
 
     async def _end(self, member: Member, reason: str) -> None:
         """Close one that is DRAINING; it can no longer be taken back."""
-        backend, member.backend, member.quiet = member.backend, None, None
+        backend, member.backend = member.backend, None
+        if member.quiet is not None:
+            member.quiet.set()
+            member.quiet = None
         self._loaded.pop(member.spec.name, None)
         if backend is not None:
             await _closed(member.spec.name, backend)
@@ -361,25 +326,6 @@ class Pool:
             after = max(1, math.ceil(min(wait for wait in waits if wait)))
             return EngineUnavailable("the engines of this model failed lately; try again later", retry_after=after)
         return EngineUnavailable("the model is not ready yet; try again shortly")
-
-
-def _watched(member: Member) -> bool:
-    """It is one to look at."""
-    if member.state is State.GONE:
-        return member.wanted
-    return member.spec.kind == "openai" and member.spec.probe_s > 0
-
-
-async def _probe(backend: Probed) -> str:
-    """Why it failed; "" if it did not."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            await backend.probe()
-    except HeadraceError as error:
-        return error.message
-    except (OSError, TimeoutError) as error:
-        return f"it does not answer probes ({type(error).__name__})"
-    return ""
 
 
 def _startup_error(error: BaseException) -> StartupError:

@@ -1,7 +1,7 @@
 """The states of an engine, and which may follow which.
 
-Rule: `TRANSITIONS` is all there is: the pool changes a state through `check` only, and the picture in the guide is drawn
-from it.
+Rule: `TRANSITIONS` is all there is: the pool changes a state through `check` only, and the picture in the guide is
+drawn from it.
 """
 
 from __future__ import annotations
