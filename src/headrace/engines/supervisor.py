@@ -156,7 +156,7 @@ class WorkerEngine:
             if timer is not None:
                 timer.cancel()
         self._quarantine.acquit()
-        self._streams.fail_all("engine_unavailable", "the server is shutting down")
+        self._streams.fail_all("engine_unavailable", "the engine was shut down before it had finished this answer")
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartupError("stopped while the model was loading"))
         if self._transport is not None:

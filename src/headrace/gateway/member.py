@@ -63,6 +63,8 @@ class Member:
     backend: Starting | None = None
     leases: int = 0
     """Attempts that use it now."""
+    warming: float | None = None
+    """When it was last loaded and began to warm."""
     said: str = "not loaded"
     """Why it is GONE."""
     health: Health = field(default_factory=Health)

@@ -266,6 +266,7 @@ class Pool:
         member.backend = backend = self._build(member.spec)
         await backend.start()
         self._set(member, State.WARMING)
+        member.warming = member.since
         await backend.warm()
         if self._closed:
             raise StartupError("the server is shutting down")
