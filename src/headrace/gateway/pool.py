@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_args
 
 from headrace.core.clock import Clock
 from headrace.core.errors import (
@@ -32,13 +33,14 @@ from headrace.core.errors import (
 )
 from headrace.core.request import Ask
 from headrace.gateway.affinity import NOTHING, Affinity, Beginnings, beginnings
-from headrace.gateway.backend import Backend, Lease
+from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.health import Health
 from headrace.gateway.member import Member, MemberLease, Restartable, Starting
 from headrace.gateway.prober import Prober
 from headrace.gateway.router import Candidate, Condition, Sight, Turns, choose
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
 from headrace.gateway.states import State, check
+from headrace.observe.fleet_metrics import Standing
 
 __all__ = ["Member", "Pool", "Route", "Starting"]
 
@@ -257,6 +259,20 @@ class Pool:
     async def look(self) -> None:
         """Probe whoever is due, and load what is wanted; the pool does it by itself too."""
         await self._prober.look()
+
+    # For metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def standings(self) -> Iterator[Standing]:
+        """Of every declared engine."""
+        for name, member in self._members.items():
+            yield Standing(
+                name,
+                member.state,
+                tuple(State),
+                in_flight=member.leases,
+                breaker_open=member.health.open,
+                ends={end: member.ends[end] for end in get_args(End)},
+            )
 
     # Inside ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

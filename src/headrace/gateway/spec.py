@@ -89,6 +89,9 @@ def parse_fleet(
     engines: Mapping[str, Any], aliases: Mapping[str, Any], *, secret: Secret
 ) -> tuple[tuple[EngineSpec, ...], tuple[AliasSpec, ...]]:
     """Both tables of a file. Without any alias each engine that is loaded is one of its own. Raises StartupError."""
+    for table, given in (("engines", engines), ("aliases", aliases)):
+        if not isinstance(given, Mapping):
+            raise StartupError(f"{table}: {given!r} is not a table; write [{table}.NAME]")
     specs = tuple(parse_engine(name, table, secret=secret) for name, table in engines.items())
     names = [spec.name for spec in specs]
     if not aliases:
