@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from headrace import fleet
+from headrace.admin import Admin
 from headrace.config import cache_home, engine_environment, for_engine
 from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
@@ -86,12 +87,14 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
         shorten(server.slice_us)
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
     pool = make_pool(config, prepare)
+    admin = Admin(config, pool, sock)
     app = App(
         pool,
         Metrics(pool.backends, fleet=pool),
         AccessLog(time.time),
         key=server.key or None,
         page=load_page(),
+        rows=admin.rows,
         body_limit=server.body_limit_bytes,
         limits=StreamLimits(
             header_hold_s=server.header_hold_s,
@@ -107,11 +110,13 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
         return await launch.serve(
             app,
             sock,
+            beside=admin.beside(app),
             drain_s=server.drain_s,
             start=lambda: fleet.load(pool, config),
             ready=lambda: on_ready(url),
         )
     finally:
+        await admin.close()
         await pool.close()
 
 

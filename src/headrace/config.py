@@ -253,7 +253,5 @@ def _check_together(config: Config) -> None:
             raise StartupError(f"{name}: a header can carry only printable ASCII without spaces")
     if server.admin_key and server.admin_key == server.key:
         raise StartupError("server.admin_key: is server.key; clients must not have the key of the admin API")
-    if server.admin_host and not server.admin_port:
-        raise StartupError(f"server.admin_host: {server.admin_host} needs a port of its own; set server.admin_port")
     if not config.model.path.strip():
         raise StartupError("model.path: is empty; give a name or the path of a GGUF file")

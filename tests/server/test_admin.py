@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 
 from gateway.hand_backend import Works, ask
 from headrace.core.errors import StartupError
-from headrace.gateway.spec import AliasSpec, MirrorSpec
+from headrace.gateway.spec import AliasSpec, MirrorSpec, parse_engine
 from headrace.gateway.switch import Switcher
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -36,7 +37,7 @@ class Desk:
             self.switcher,
             works.clock,
             check=operators or Operators("admin", local=False),
-            secret={"KEY": "hidden"}.get,
+            parse=functools.partial(parse_engine, secret={"KEY": "hidden"}.get),
             more=(Route("/admin/v1/usage", {"GET": _usage}),),
         )
         self.app = App(

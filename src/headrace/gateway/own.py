@@ -99,6 +99,11 @@ class OwnEngine:
         return isinstance(self._engine, WorkerEngine) and self._engine.restarting
 
     @property
+    def pid(self) -> int | None:
+        """Of the engine's process, if it has one of its own."""
+        return self._engine.pid if isinstance(self._engine, WorkerEngine) else None
+
+    @property
     def model(self) -> ServedModel | None:
         """None until it is loaded."""
         return self._model

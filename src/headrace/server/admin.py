@@ -11,7 +11,7 @@ What runs long belongs to the server: a caller that leaves stops nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import Conflict, HeadraceError, InvalidRequest, RouteNotFound, StartupError
 from headrace.core.request import INTERACTIVE
 from headrace.gateway.pool import Member, Pool
-from headrace.gateway.spec import AliasSpec, Secret, parse_engine, parse_weights
+from headrace.gateway.spec import AliasSpec, EngineSpec, parse_weights
 from headrace.gateway.states import State
 from headrace.gateway.switch import Report, Switcher
 from headrace.protocol.admin import name as a_name
@@ -37,6 +37,9 @@ PREFIX = "/admin/v1/"
 BODY_LIMIT = 64 * 1024
 TYPICAL_BODY = 1000
 """Bytes of the request whose time to the first text is predicted."""
+Declare = Callable[[str, Mapping[str, Any]], EngineSpec]
+"""A name and what stands in the table of that engine → what it says. Raises StartupError."""
+
 NAME: Field[str] = Field("name", a_name, "")
 WEIGHTS: Field[Mapping[str, Any]] = Field("engines", mapping, {})
 
@@ -47,12 +50,11 @@ def admin_routes(
     clock: Clock,
     *,
     check: Check,
-    secret: Secret,
+    parse: Declare,
     more: Iterable[Route] = (),
 ) -> tuple[Route, ...]:
-    """The rows. `secret`: the environment's variables, for the keys of declared engines; `more`: further rows of the
-    admin API, which get the same check."""
-    admin = _Admin(pool, switcher, clock, secret)
+    """The rows. `more`: further ones of the admin API, which get the same check."""
+    admin = _Admin(pool, switcher, clock, parse)
     rows = (
         Route(PREFIX + "engines", {"GET": admin.list_engines, "POST": admin.declare}),
         Route(PREFIX + "engines/{name}", {"GET": admin.show_engine, "DELETE": admin.remove}),
@@ -74,11 +76,11 @@ class Housed(Protocol):
 class _Admin:
     """The handlers."""
 
-    def __init__(self, pool: Pool, switcher: Switcher, clock: Clock, secret: Secret) -> None:
+    def __init__(self, pool: Pool, switcher: Switcher, clock: Clock, parse: Declare) -> None:
         self._pool = pool
         self._switcher = switcher
         self._clock = clock
-        self._secret = secret
+        self._parse = parse
         self._tasks: set[asyncio.Task[None]] = set()
         """Loads and removals that go on behind an answer."""
 
@@ -97,7 +99,7 @@ class _Admin:
             raise InvalidRequest("name is missing; name the engine", param="name")
         table = {key: value for key, value in fields.items() if key != "name" and value is not None}
         try:
-            spec = parse_engine(name, table, secret=self._secret)
+            spec = self._parse(name, table)
         except StartupError as error:
             raise _bad_field(error, f"engines.{name}.") from None
         self._pool.declare(spec)
