@@ -210,8 +210,13 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "a\nb"])
 def test_a_key_is_never_shown(key: str) -> None:
-    assert refusal(flags={"server.key": key}) == "server.key: a header can carry only printable ASCII without spaces"
-    assert key not in repr(Config(server=dataclasses.replace(Config().server, key=key)))
+    for name in ("server.key", "server.admin_key"):
+        assert refusal(flags={name: key}) == f"{name}: a header can carry only printable ASCII without spaces"
+    assert key not in repr(Config(server=dataclasses.replace(Config().server, key=key, admin_key=key)))
+
+
+def test_clients_do_not_have_the_admin_key() -> None:
+    assert "clients must not have" in refusal(flags={"server.key": "k", "server.admin_key": "k"})
 
 
 def test_a_key_of_the_wrong_type_is_not_shown_either(tmp_path: Path) -> None:
