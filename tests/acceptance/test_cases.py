@@ -27,7 +27,6 @@ LATER: dict[int, str] = {
     43: KEYS,
     49: RESUME,
     50: RESUME,
-    51: ENGINES,
     52: ENGINES,
     53: KEYS,
     54: "cross-origin pages: no origin is allowed yet",
