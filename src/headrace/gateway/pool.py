@@ -302,7 +302,7 @@ class Pool:
     def _set(self, member: Member, state: State, reason: str = "") -> None:
         check(member.state, state)
         member.state, member.since, member.said = state, self._clock(), reason
-        log.info("engine %s: %s%s", member.spec.name, state, f": {reason}" if reason else "")
+        log.debug("engine %s: %s%s", member.spec.name, state, f": {reason}" if reason else "")
 
     def _set_route(self, alias: str, route: Route) -> None:
         self._turns[alias] = Turns()
@@ -350,7 +350,8 @@ def _startup_error(error: BaseException) -> StartupError:
     if isinstance(error, HeadraceError):
         return StartupError(error.message)
     if isinstance(error, Exception):
-        log.error("an engine did not start", exc_info=error)
+        log.error("an engine did not start: %s", type(error).__name__)
+        log.debug("where it broke", exc_info=error)
         return StartupError(f"it did not start ({type(error).__name__})")
     return StartupError("stopped while it was loading")
 
