@@ -52,7 +52,7 @@ from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
 from headrace.settings import Config
-from headrace.testing import ScriptedEngine, ScriptedTokenizer
+from headrace.testing import ScriptedEngine, ScriptedTokenizer, counting_tokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
@@ -329,7 +329,7 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     """A started engine with its tokenizer and template. Raises StartupError."""
     vocabulary: Tokenizer
     if script_rate(config.model.path) is not None:
-        vocabulary = ScriptedTokenizer()
+        vocabulary = counting_tokenizer(engine.info.n_ctx)
     else:
         vocabulary = Vocabulary.open(Path(config.model.path))
     template = make_template(config, engine.info)

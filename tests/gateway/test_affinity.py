@@ -19,7 +19,8 @@ def chat(*contents: Any, **more: Any) -> Beginnings:
 
 
 def common(one: Beginnings, other: Beginnings) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one.blocks, other.blocks, strict=False)) if a != b), min(len(one.blocks), len(other.blocks)))  # fmt: skip
+    """Blocks; a beginning's blocks are equal up to where they differ for good."""
+    return len(set(one.blocks) & set(other.blocks))
 
 
 SYSTEM = "You are a helpful assistant. " * 100

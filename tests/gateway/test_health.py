@@ -34,14 +34,14 @@ def test_failures_in_a_row_open_it(end: End) -> None:
 def test_a_success_in_between_starts_the_count_again() -> None:
     health = Health()
     for end in ("failed", "failed", "ok", "failed", "failed"):
-        attempt(health, end, 0.0)  # type: ignore[arg-type]
+        attempt(health, end, 0.0)
     assert not health.open
 
 
 def test_what_the_client_did_says_nothing() -> None:
     health = Health()
     for end in ("failed", "refused", "cancelled", "failed", "refused") * 2:
-        attempt(health, end, 0.0)  # type: ignore[arg-type]
+        attempt(health, end, 0.0)
     assert health.open, "four failures, and nothing between them that speaks for it"
     health = Health()
     for end in ("refused", "cancelled") * 10:

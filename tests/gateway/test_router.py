@@ -163,9 +163,11 @@ def test_what_is_chosen_is_a_candidate_of_the_best_condition() -> None:
     dice = random.Random(3)
     for _ in range(500):
         candidates = [
-            Candidate(str(i), dice.choice("fg"), dice.choice((0.0, 1.0, 2.5)), dice.choice(list(Condition)), dice.randrange(3))
+            Candidate(
+                str(i), dice.choice("fg"), dice.choice((0.0, 1.0, 2.5)), dice.choice(list(Condition)), dice.randrange(3)
+            )
             for i in range(dice.randint(1, 6))
-        ]  # fmt: skip
+        ]
         sights = {one.name: Sight(dice.random(), dice.choice((0.0, dice.random()))) for one in candidates}
         chosen = choose(candidates, Turns(), lambda one, sights=sights: sights[one.name])  # type: ignore[misc]
         assert chosen in candidates

@@ -110,31 +110,42 @@ def test_a_name_must_be_one(name: str) -> None:
     assert refusal(None, {name: {"engines": {"main": 1}}}).startswith("aliases.")
 
 
+NO_WEIGHT = "engines: name at least one engine with a weight above 0, for example { main = 1 }"
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({}, "aliases.chat.engines: name at least one engine with a weight above 0, for example { main = 1 }"),
-        (
-            {"engines": {"main": 0}},
-            "aliases.chat.engines: name at least one engine with a weight above 0, for example { main = 1 }",
-        ),
-        ({"engines": {"gpu9": 1}}, "aliases.chat.engines: no engine is named gpu9; declared are main, canary"),
-        ({"engines": {"main": -1}}, "aliases.chat.engines.main: -1.0 is outside 0 to 1000000"),
-        ({"engines": {"main": "1"}}, "aliases.chat.engines.main: '1' is not a number"),
-        ({"engines": ["main"]}, "aliases.chat.engines: ['main'] is not a table"),
-        ({"engine": {"main": 1}}, "aliases.chat.engines: name at least one engine with a weight above 0, for example { main = 1 }"),
-        ({"engines": {"main": 1}, "miror": {}}, "aliases.chat.miror: there is no such key; did you mean mirror?"),
-        ({"engines": {"main": 1}, "mirror": {}}, "aliases.chat.mirror.to: is missing"),
-        ({"engines": {"main": 1}, "mirror": {"to": "x"}}, "aliases.chat.mirror.to: no engine is named x; declared are main, canary"),
-        ({"engines": {"main": 1}, "mirror": {"to": "main"}}, "aliases.chat.mirror.to: main answers for this alias already; only one of weight 0 can be mirrored to"),
-        ({"engines": {"main": 1}, "mirror": {"to": "canary", "share": 2}}, "aliases.chat.mirror.share: 2.0 is outside 0 to 1"),
-        ({"engines": {"main": 1}, "mirror": {"to": "canary", "promote": "yes"}}, "aliases.chat.mirror.promote: 'yes' is not one of off, auto"),
-        ({"engines": {"main": 1}, "mirror": {"to": "canary", "shar": 1}}, "aliases.chat.mirror.shar: there is no such key; did you mean share?"),
-        ({"engines": {"main": 1}, "mirror": 1}, "aliases.chat.mirror: 1 is not a table"),
+        ({}, NO_WEIGHT),
+        ({"engines": {"main": 0}}, NO_WEIGHT),
+        ({"engines": {"gpu9": 1}}, "engines: no engine is named gpu9; declared are main, canary"),
+        ({"engines": {"main": -1}}, "engines.main: -1.0 is outside 0 to 1000000"),
+        ({"engines": {"main": "1"}}, "engines.main: '1' is not a number"),
+        ({"engines": ["main"]}, "engines: ['main'] is not a table"),
+        ({"engine": {"main": 1}}, "engine: there is no such key; did you mean engines?"),
+        ({"engines": {"main": 1}, "miror": {}}, "miror: there is no such key; did you mean mirror?"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_an_alias_is_one_line_with_its_field(table: Any, message: str) -> None:
-    assert refusal({"main": LLAMA, "canary": OTHER}, {"chat": table}) == message
+    assert refusal({"main": LLAMA, "canary": OTHER}, {"chat": table}) == f"aliases.chat.{message}"
+
+
+@pytest.mark.parametrize(
+    ("mirror", "message"),
+    [
+        ({}, ".to: is missing"),
+        (1, ": 1 is not a table"),
+        ({"to": "x"}, ".to: no engine is named x; declared are main, canary"),
+        ({"to": "main"}, ".to: main answers already; only one of weight 0 can be mirrored to"),
+        ({"to": "canary", "share": 2}, ".share: 2.0 is outside 0 to 1"),
+        ({"to": "canary", "promote": "yes"}, ".promote: 'yes' is not one of off, auto"),
+        ({"to": "canary", "requests": 0}, ".requests: 0 is outside 1 to 1000000"),
+        ({"to": "canary", "shar": 1}, ".shar: there is no such key; did you mean share?"),
+    ],
+)
+def test_what_is_wrong_with_a_mirror_is_one_line_with_its_field(mirror: Any, message: str) -> None:
+    table = {"engines": {"main": 1}, "mirror": mirror}
+    assert refusal({"main": LLAMA, "canary": OTHER}, {"chat": table}) == f"aliases.chat.mirror{message}"
 
 
 def test_an_alias_has_weights_and_may_have_a_mirror() -> None:
