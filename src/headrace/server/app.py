@@ -23,7 +23,14 @@ import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
+from headrace.core.errors import (
+    Draining,
+    EngineUnavailable,
+    HeadraceError,
+    InternalError,
+    ModelNotFound,
+    RouteNotFound,
+)
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
@@ -38,6 +45,7 @@ from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
 from headrace.server.page import Page
+from headrace.server.recent import Recent
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
 from headrace.server.ticker import Ticker
@@ -86,6 +94,7 @@ class App:
         self._seed = seed
         self._rids = itertools.count(1)
         self._live: set[Live] = set()
+        self._recent = Recent()
         self._draining = False
         self._quiet = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
@@ -94,6 +103,7 @@ class App:
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
+            Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/healthz", {"GET": self._health}, public=True),
             Route("/health", {"GET": self._health}, public=True),
             Route("/readyz", {"GET": self._readiness}, public=True),
@@ -245,6 +255,7 @@ class App:
             if self._draining and not self._live:
                 self._quiet.set()
             attempts.close()
+            self._recent.add(exchange.caller.name, record)
             await live.close()
 
     async def _stream(self, stream: Stream) -> None:
@@ -266,6 +277,13 @@ class App:
 
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+
+    async def _show_timeline(self, exchange: Exchange) -> None:
+        request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
+        found = self._recent.find(exchange.caller.name, request_id) if rest == "timeline" else None
+        if found is None:
+            raise RouteNotFound("no request of that id among the latest; ask for /v1/requests/ID/timeline")
+        await exchange.answer(200, msgspec.json.encode(found))
 
     async def _health(self, exchange: Exchange) -> None:
         """The process is alive; whether it can answer is what readiness says. What it can do without is named."""
