@@ -153,6 +153,8 @@ class App:
             raise
         finally:
             exchange.record.total_s = self._clock() - first_byte
+            if exchange.record.engine is not None:
+                self._recent.add(exchange.caller.name, exchange.record)
             self.metrics.request(exchange.record)
             self._access_log.write(exchange.record)
 
@@ -255,7 +257,6 @@ class App:
             if self._draining and not self._live:
                 self._quiet.set()
             attempts.close()
-            self._recent.add(exchange.caller.name, record)
             await live.close()
 
     async def _stream(self, stream: Stream) -> None:
