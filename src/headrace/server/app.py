@@ -30,11 +30,13 @@ from headrace.core.errors import (
     InternalError,
     ModelNotFound,
     RouteNotFound,
+    Unsupported,
 )
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
@@ -103,6 +105,7 @@ class App:
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
+            Route("/tokenize", {"POST": self._tokenize}),
             Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/healthz", {"GET": self._health}, public=True),
             Route("/health", {"GET": self._health}, public=True),
@@ -278,6 +281,22 @@ class App:
 
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        """The tokens of a prompt, as vLLM's server tells them: for clients that count, and for a Headrace in front of
+        this one that has to continue an answer."""
+        fields = read(await read_body(exchange, limit=self._body_limit))
+        ask = Ask("messages" in fields, self._alias(model_of(fields), exchange), fields, 0, Options(), 0)
+        lease = self.fleet.lease(ask)
+        try:
+            model = lease.backend
+            if not isinstance(model, ServedModel):
+                raise Unsupported("model: its engine does not tell tokens", param="model")
+            tokens = await model.tokens(fields)
+            body = {"count": len(tokens), "max_model_len": model.engine.info.n_ctx, "tokens": tokens}
+        finally:
+            lease.close("refused")  # it says nothing of the engine
+        await exchange.answer(200, msgspec.json.encode(body))
 
     async def _show_timeline(self, exchange: Exchange) -> None:
         request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
