@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.hand_backend import HandBackend, ask
+from gateway.hand_pool import HandBackend, ask
 from headrace import fleet
 from headrace.core.errors import StartupError
 from headrace.gateway.pool import Pool
@@ -118,7 +118,7 @@ async def test_a_server_that_is_not_there_is_waited_for(caplog: pytest.LogCaptur
     config = declared({"x": OTHER})
     built = Built(config, broken="x")
     await fleet.load(built.pool, config)
-    assert "engines.x: no such file; it is tried again" in caplog.text
+    assert "no such file; it is tried again" in caplog.text
     assert built.pool.members["x"].wanted
     assert not built.pool.ready("x")
     await built.pool.close()

@@ -122,7 +122,16 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
     def build(spec: EngineSpec) -> Starting:
         if spec.kind == "openai":
             upstream = importlib.import_module("headrace.gateway.upstream")
-            return cast("Starting", upstream.Upstream(spec, time.monotonic))
+            made = upstream.Upstream(
+                spec.name,
+                spec.url,
+                spec.model,
+                time.monotonic,
+                key=spec.key,
+                flavour=spec.flavour,
+                max_concurrency=spec.max_concurrency,
+            )
+            return cast("Starting", made)
         if not config.engines and spec.name == config.model.alias:
             return OwnEngine(lambda: Kit(config), exercise=False)
         return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.hand_backend import HandBackend
+from gateway.hand_pool import HandBackend
 from headrace.gateway.member import Member, MemberLease
 from headrace.gateway.router import Condition
 from headrace.gateway.spec import EngineSpec
@@ -84,6 +84,19 @@ def test_a_continuation_counts_when_it_goes_on() -> None:
     lease = MemberLease(member(), ManualClock(), continued=counts)
     lease.first_text(0.1)
     assert counts == {"continued": 1}
+
+
+def test_who_cannot_continue_an_answer_is_not_ill() -> None:
+    one = member()
+    for _ in range(5):
+        MemberLease(one, ManualClock(), continued=Counter()).close("failed")
+    assert not one.health.open
+    assert one.ends == {"failed": 5}
+    for _ in range(3):
+        lease = MemberLease(one, ManualClock(), continued=Counter())
+        lease.first_text(0.1)
+        lease.close("failed")
+    assert one.health.open, "these went on, and broke off"
 
 
 def test_a_lease_of_an_engine_that_was_loaded_anew_says_nothing_of_the_new_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.hand_backend import Hand, ask
+from gateway.hand_pool import Hand, ask
 from headrace.core.errors import (
     Conflict,
     EngineUnavailable,
@@ -98,7 +98,7 @@ async def test_a_fault_in_a_start_is_one_line_too() -> None:
     hand.errors["a"] = ValueError("user text")  # type: ignore[assignment]
     with pytest.raises(StartupError) as caught:
         await hand.pool.load("a")
-    assert caught.value.message == "it did not start (ValueError)"
+    assert caught.value.message == "engine a: it did not start (ValueError)"
 
 
 @on_loop

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway import hand_backend
-from gateway.hand_backend import Hand
+from gateway import hand_pool
+from gateway.hand_pool import Hand
 from headrace.core.errors import StartupError, UpstreamFailed
 from headrace.gateway import prober
 from headrace.gateway.states import State
@@ -50,11 +50,17 @@ async def test_one_that_is_not_well_is_asked_only_if_nobody_else_is(caplog: pyte
     assert not hand.pool.ready("chat")
     assert hand.chosen(1) in "ab", "an error would be worse"
     hand["a"].probe_error = None
+    hand["a"].well = False
+    hand.clock.advance(10)
+    await hand.pool.look()
+    assert hand.pool.members["a"].reason == "it says that it is not well"
+    hand["a"].well = True
     hand.clock.advance(10)
     await hand.pool.look()
     assert hand.chosen(3) == "aaa"
     assert [record.getMessage() for record in caplog.records if "engine a" in record.getMessage()] == [
         "engine a: it answers 503",
+        "engine a: it says that it is not well",
         "engine a: it is back",
     ], "once for each change"
     await hand.pool.close()
@@ -65,8 +71,8 @@ async def test_a_probe_without_an_answer_keeps_nobody_waiting(monkeypatch: pytes
     hand = await Hand("ab", kind="openai").load()
     monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.0)
 
-    async def forever() -> None:
-        await asyncio.Event().wait()
+    async def forever() -> bool:
+        return await asyncio.Event().wait()
 
     monkeypatch.setattr(hand["a"], "probe", forever)
     hand.clock.advance(10)
@@ -105,10 +111,11 @@ async def test_the_task_lives_as_long_as_the_pool(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prober, "TICK_S", 0.0)
     probed = asyncio.Event()
 
-    async def probe(one: hand_backend.HandBackend) -> None:
+    async def probe(one: hand_pool.HandBackend) -> bool:
         probed.set()
+        return True
 
-    monkeypatch.setattr(hand_backend.HandBackend, "probe", probe)
+    monkeypatch.setattr(hand_pool.HandBackend, "probe", probe)
     hand = await Hand("a", kind="openai").load("a")
     hand.clock.advance(10)
     await probed.wait()

@@ -33,6 +33,7 @@ class HandBackend:
     start_error: Exception | None = None
     warm_error: Exception | None = None
     probe_error: Exception | None = None
+    well: bool = True
     predicted: float = 0.0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: `start` waits."""
@@ -60,10 +61,11 @@ class HandBackend:
         if self.warm_error is not None:
             raise self.warm_error
 
-    async def probe(self) -> None:
+    async def probe(self) -> bool:
         self.did.append("probe")
         if self.probe_error is not None:
             raise self.probe_error
+        return self.well
 
     async def close(self) -> None:
         self.did.append("close")
