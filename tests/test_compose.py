@@ -22,6 +22,7 @@ from headrace.compose import (
     make_job,
     make_limits,
     make_model,
+    make_pool,
     serve,
 )
 from headrace.core.admission import Bounds
@@ -29,6 +30,8 @@ from headrace.core.errors import StartupError
 from headrace.core.tuning import Candidate
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
+from headrace.gateway.own import OwnEngine
+from headrace.gateway.spec import AliasSpec, EngineSpec
 from headrace.settings import Config, Engine, Model, Optimizations, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
@@ -184,3 +187,78 @@ def test_a_model_file_that_is_none_ends_the_start(tmp_path: Path) -> None:
     given = dataclasses.replace(config(), model=Model(path=str(model), alias="m"))
     with pytest.raises(StartupError, match=r"cannot load the model file .*m\.gguf"):
         uvloop.run(serve(given, lambda url: None))
+
+
+def declared(*specs: EngineSpec) -> Config:
+    aliases = (AliasSpec("chat", {spec.name: 1.0 for spec in specs}),)
+    return dataclasses.replace(config(in_process=True), engines=specs, aliases=aliases)
+
+
+TWO = (
+    EngineSpec("a", "llama", "scripted:1000", "f", settings={"engine.cells": 1024}),
+    EngineSpec("b", "llama", "scripted:1000", "f"),
+)
+
+
+def test_engines_of_ours_have_their_own_settings() -> None:
+    async def main() -> None:
+        pool = make_pool(declared(*TWO))
+        assert list(pool.routes) == ["chat"]
+        await pool.load("a")
+        await pool.load("b")
+        a, b = pool.backends["a"], pool.backends["b"]
+        assert isinstance(a, OwnEngine)
+        assert isinstance(b, OwnEngine)
+        assert (a.stats.cells_total, b.stats.cells_total) == (1024, 16384)
+        assert a.stats.completion_tokens == b.stats.completion_tokens == 1, "both are exercised before they are used"
+        await pool.close()
+
+    uvloop.run(main())
+
+
+def test_the_settings_of_an_engine_are_prepared_where_that_is_asked_for(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def prepare(spec: EngineSpec) -> Config:
+        asked.append(spec.name)
+        raise StartupError("cannot be fetched")
+
+    async def main() -> None:
+        pool = make_pool(declared(*TWO), prepare)
+        assert asked == [], "not before it is loaded"
+        with pytest.raises(StartupError, match="cannot be fetched"):
+            await pool.load("a")
+        missing = EngineSpec("c", "llama", str(tmp_path / "none.gguf"), "f")
+        plain = make_pool(declared(missing))
+        with pytest.raises(StartupError, match=r"none\.gguf"):
+            await plain.load("c")
+
+    uvloop.run(main())
+    assert asked == ["a"]
+
+
+def test_declared_engines_are_served_from_start_to_signal() -> None:
+    seen: list[str] = []
+
+    def ready(url: str) -> None:
+        asyncio.get_running_loop().create_task(ask(url))
+
+    async def ask(url: str) -> None:
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                body = {"model": "chat", "prompt": "count", "max_tokens": 3}
+                for _ in range(2):
+                    answer = await client.post("/v1/completions", json=body)
+                    seen.append(answer.json()["choices"][0]["text"])
+                figures = (await client.get("/metrics")).text.splitlines()
+                seen.extend(line for line in figures if line.startswith('headrace_attempts_total{end="ok"'))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert uvloop.run(serve(declared(*TWO), ready)) == 0
+    assert seen == [
+        "1 2 3 ",
+        "1 2 3 ",
+        'headrace_attempts_total{end="ok",engine="a"} 1.0',
+        'headrace_attempts_total{end="ok",engine="b"} 1.0',
+    ]

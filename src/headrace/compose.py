@@ -53,7 +53,7 @@ from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
 from headrace.settings import Config
-from headrace.testing import ScriptedEngine, ScriptedTokenizer
+from headrace.testing import ScriptedEngine, ScriptedTokenizer, counting_tokenizer
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
@@ -127,7 +127,16 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
     def build(spec: EngineSpec) -> Starting:
         if spec.kind == "openai":
             upstream = importlib.import_module("headrace.gateway.upstream")
-            return cast("Starting", upstream.Upstream(spec, time.monotonic))
+            made = upstream.Upstream(
+                spec.name,
+                spec.url,
+                spec.model,
+                time.monotonic,
+                key=spec.key,
+                flavour=spec.flavour,
+                max_concurrency=spec.max_concurrency,
+            )
+            return cast("Starting", made)
         if not config.engines and spec.name == config.model.alias:
             return OwnEngine(lambda: Kit(config), exercise=False)
         return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)
@@ -334,7 +343,7 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     """A started engine with its tokenizer and template. Raises StartupError."""
     vocabulary: Tokenizer
     if script_rate(config.model.path) is not None:
-        vocabulary = ScriptedTokenizer()
+        vocabulary = counting_tokenizer(engine.info.n_ctx)
     else:
         vocabulary = Vocabulary.open(Path(config.model.path))
     template = make_template(config, engine.info)

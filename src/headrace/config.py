@@ -74,7 +74,7 @@ def for_engine(config: Config, spec: EngineSpec) -> Config:
         own = replace(config, **{name: replace(getattr(config, name), **values) for name, values in sections.items()})
         _check_together(own)
     except StartupError as error:
-        raise StartupError(f"{place}: {error.message.removesuffix(f' ({place})')}") from None
+        raise StartupError(f"{place}: {error.message.replace(f' ({place})', '', 1)}") from None
     return replace(own, model=replace(config.model, path=spec.model, alias=spec.name), engines=(), aliases=())
 
 

@@ -72,7 +72,7 @@ async def _load_other(pool: Pool, spec: EngineSpec) -> None:
     try:
         await pool.load(spec.name)
     except StartupError as error:
-        log.warning("engines.%s: %s; it is tried again", spec.name, error.message)
+        log.warning("%s; it is tried again", error.message)
         pool.want(spec.name)
 
 

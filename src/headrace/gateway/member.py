@@ -37,8 +37,8 @@ class Starting(Backend, Protocol):
 class Probed(Protocol):
     """A backend that can be asked how it is without a request."""
 
-    async def probe(self) -> None:
-        """Raises HeadraceError with the reason if it is not well."""
+    async def probe(self) -> bool:
+        """Is it well? Raises HeadraceError, OSError."""
         ...
 
 
@@ -112,8 +112,7 @@ class Member:
 
 
 class MemberLease:
-    """A Lease. `continued`: the attempt goes on with what another engine began; then `on_continued` is called once it
-    does."""
+    """A Lease. `continued`: the attempt is to go on with what another engine began, and counted there once it does."""
 
     def __init__(self, member: Member, clock: Clock, *, continued: Counter[str] | None = None) -> None:
         assert member.backend is not None
@@ -139,7 +138,9 @@ class MemberLease:
         member, self._member = self._member, None
         if member is None:
             return
-        self._health.end(end, self._clock(), trial=self._trial)
+        # Not every engine can continue an answer: one that cannot is not ill.
+        unable = end == "failed" and self._continued is not None
+        self._health.end("refused" if unable else end, self._clock(), trial=self._trial)
         member.ends[end] += 1
         member.leases -= 1
         if not member.leases and member.quiet is not None:

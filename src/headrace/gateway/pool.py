@@ -139,7 +139,7 @@ class Pool:
         try:
             await self._start(member)
         except BaseException as error:
-            failure = _startup_error(error)
+            failure = _startup_error(name, error)
             backend, member.backend = member.backend, None
             self._set(member, State.GONE, failure.message)
             if backend is not None:
@@ -303,7 +303,7 @@ class Pool:
     def _set(self, member: Member, state: State, reason: str = "") -> None:
         check(member.state, state)
         member.state, member.since, member.said = state, self._clock(), reason
-        log.info("engine %s: %s%s", member.spec.name, state, f": {reason}" if reason else "")
+        log.debug("engine %s: %s%s", member.spec.name, state, f": {reason}" if reason else "")
 
     def _set_route(self, alias: str, route: Route) -> None:
         self._turns[alias] = Turns()
@@ -345,14 +345,15 @@ class Pool:
         return EngineUnavailable("the model is not ready yet; try again shortly")
 
 
-def _startup_error(error: BaseException) -> StartupError:
+def _startup_error(name: str, error: BaseException) -> StartupError:
     if isinstance(error, StartupError):
         return error
     if isinstance(error, HeadraceError):
         return StartupError(error.message)
     if isinstance(error, Exception):
-        log.error("an engine did not start", exc_info=error)
-        return StartupError(f"it did not start ({type(error).__name__})")
+        log.error("engine %s did not start: %s", name, type(error).__name__)
+        log.debug("where it broke", exc_info=error)
+        return StartupError(f"engine {name}: it did not start ({type(error).__name__})")
     return StartupError("stopped while it was loading")
 
 

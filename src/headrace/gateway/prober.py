@@ -87,9 +87,8 @@ async def _probe(backend: Probed) -> str:
     """Why it failed; "" if it did not."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            await backend.probe()
+            return "" if await backend.probe() else "it says that it is not well"
     except HeadraceError as error:
         return error.message
     except (OSError, TimeoutError) as error:
         return f"it does not answer probes ({type(error).__name__})"
-    return ""

@@ -30,8 +30,11 @@ T = TypeVar("T", bool, int, float, str)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LONGEST_S = 3600.0
 MOST_WEIGHT = 1e6
+OTHERS_KEYS = ("url", "key_env", "flavour", "max_concurrency")
+"""Of engines of kind openai only."""
 OVERRIDABLE = ("engine", "slo")
 """Sections of the settings of which an engine of ours may have its own values."""
+ENGINE_KEYS = ("kind", "model", "family", "ttft_timeout_ms", "probe_s", "load", *OTHERS_KEYS, *OVERRIDABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def parse_fleet(
 
 def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
     """`engines.NAME`. Raises StartupError."""
-    rows = _Table(f"engines.{_name('engines', name)}", table)
+    rows = _Table(f"engines.{_name('engines', name)}", table, ENGINE_KEYS)
     kind = cast("Kind", rows.text("kind", choices=get_args(Kind)))
     model = rows.text("model")
     family = rows.text("family", model)
@@ -111,9 +114,8 @@ def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
     load = rows.flag("load", True)
     common = {"ttft_timeout_s": timeout_ms / 1e3 or None, "probe_s": probe_s, "load": load}
     if kind == "llama":
-        rows.only("openai", "url", "key_env", "flavour", "max_concurrency")
+        rows.only("openai", *OTHERS_KEYS)
         settings = {f"{part}.{key}": value for part in OVERRIDABLE for key, value in rows.table(part).items()}
-        rows.done()
         return EngineSpec(name, kind, model, family, settings=settings, **common)
     rows.only("llama", *OVERRIDABLE)
     spec = EngineSpec(
@@ -127,16 +129,14 @@ def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
         max_concurrency=rows.whole("max_concurrency", 0, 0, 10**6),
         **common,
     )
-    rows.done()
     return spec
 
 
 def parse_alias(name: str, table: Any, *, declared: Collection[str]) -> AliasSpec:
     """`aliases.NAME`; `declared`: the engines there are. Raises StartupError."""
-    rows = _Table(f"aliases.{_name('aliases', name)}", table)
+    rows = _Table(f"aliases.{_name('aliases', name)}", table, ("engines", "mirror"))
     weights = parse_weights(rows.path("engines"), rows.table("engines"), declared=declared)
     mirror = parse_mirror(rows.path("mirror"), rows.table("mirror"), weights, declared) if "mirror" in rows else None
-    rows.done()
     return AliasSpec(name, weights, mirror)
 
 
@@ -153,13 +153,11 @@ def parse_weights(path: str, table: Mapping[str, Any], *, declared: Collection[s
 
 def parse_mirror(path: str, table: Any, weights: Mapping[str, float], declared: Collection[str]) -> MirrorSpec:
     """`aliases.NAME.mirror`. Raises StartupError."""
-    rows = _Table(path, table)
+    rows = _Table(path, table, ("to", "share", "compare", "promote", "requests", "tolerance"))
     to = rows.text("to")
     _declared(rows.path("to"), to, declared)
     if weights.get(to):
-        raise StartupError(
-            f"{rows.path('to')}: {to} answers for this alias already; mirror to one of weight 0, or none"
-        )
+        raise StartupError(f"{rows.path('to')}: {to} answers already; only one of weight 0 can be mirrored to")
     spec = MirrorSpec(
         to,
         share=rows.number("share", 0.01, 0.0, 1.0),
@@ -168,19 +166,21 @@ def parse_mirror(path: str, table: Any, weights: Mapping[str, float], declared: 
         requests=rows.whole("requests", 200, 1, 10**6),
         tolerance=rows.number("tolerance", 0.1, 0.0, 10.0),
     )
-    rows.done()
     return spec
 
 
 class _Table:
-    """Reads a table key by key, and in the end refuses what nobody asked for."""
+    """Reads a table key by key; one that holds other keys than `keys` is refused. None: any key may be there."""
 
-    def __init__(self, path: str, table: Any) -> None:
+    def __init__(self, path: str, table: Any, keys: tuple[str, ...] | None = None) -> None:
         if not isinstance(table, Mapping):
             raise StartupError(f"{path}: {table!r} is not a table")
+        for key in table:
+            if keys is not None and key not in keys:
+                near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0)
+                raise StartupError(f"{path}.{key}: there is no such key; did you mean {near[0]}?")
         self._path = path
         self._table = table
-        self._known: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return key in self._table
@@ -208,11 +208,9 @@ class _Table:
             given = float(given)
         if type(given) is not float or not math.isfinite(given):
             raise StartupError(f"{self.path(key)}: {given!r} is not a number")
-        self._known.add(key)
         return self._within(key, given, low, high)
 
     def table(self, key: str) -> Mapping[str, Any]:
-        self._known.add(key)
         given = self._table.get(key, {})
         if not isinstance(given, Mapping):
             raise StartupError(f"{self.path(key)}: {given!r} is not a table")
@@ -224,14 +222,7 @@ class _Table:
             if key in self._table:
                 raise StartupError(f"{self.path(key)}: only engines of kind {kind} have one")
 
-    def done(self) -> None:
-        for key in self._table:
-            if key not in self._known:
-                near = difflib.get_close_matches(key, sorted(self._known), n=1, cutoff=0)
-                raise StartupError(f"{self.path(key)}: there is no such key; did you mean {near[0]}?")
-
     def _take(self, key: str, default: T | None, kind: type[T], word: str) -> T:
-        self._known.add(key)
         given = self._table.get(key, default)
         if given is None:
             raise StartupError(f"{self.path(key)}: is missing")
