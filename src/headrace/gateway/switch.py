@@ -187,7 +187,7 @@ class Switcher:
         try:
             loaded = await self.load(to)
         except StartupError as error:
-            return LoadFailed(f"{to}: {error.message}")
+            return LoadFailed(f"{to}: {error.message.removeprefix(f'engine {to}: ')}")
         except HeadraceError as error:
             return error
         member = self._pool.members[to]
