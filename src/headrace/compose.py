@@ -123,6 +123,7 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
 def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
     """All that is declared, not loaded yet. Raises StartupError."""
     prepare = prepare or (lambda spec: _from_store(config, spec))
+    built: set[str] = set()
 
     def build(spec: EngineSpec) -> Starting:
         if spec.kind == "openai":
@@ -138,7 +139,10 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
             )
             return cast("Starting", made)
         if not config.engines and spec.name == config.model.alias:
-            return OwnEngine(lambda: Kit(config), exercise=False)
+            # At the start nobody is answered before it is there; later others are, so it may take its time.
+            again = spec.name in built
+            built.add(spec.name)
+            return OwnEngine(lambda: Kit(config), exercise=again)
         return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)
 
     pool = Pool(build, time.monotonic)
