@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from acceptance.asking import CHAT, Answer, Wire, envelope, on_loop
+from acceptance.asking import CHAT, Answer, Asking, Wire, envelope, on_loop
 from acceptance.hall import Hall, hall, paced, timed
 from acceptance.process import Process
 from acceptance.tiny import ALIAS, Tiny, tinies
+from headrace.server.launch import listen
 from headrace.testing import ScriptedTokenizer
 from server.socket_client import until
 
@@ -280,9 +282,10 @@ def memory(server: Tiny) -> int:
     return sum(Process(child).memory for child in children(server.process.pid))
 
 
-def headrace(*arguments: str) -> str:
+def headrace(*arguments: str, **environ: str) -> str:
     """What the program prints; it ends well."""
-    done = subprocess.run([sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "headrace", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -320,6 +323,65 @@ def test_oc_51_the_demo_model_is_switched_and_its_memory_is_back(demo_model: Pat
 
     with tinies(demo_model, tmp_path) as start:
         run(start(engine_cells=2048))
+
+
+def headrace_fails(*arguments: str, **environ: str) -> str:
+    """What the program says when it does not end well."""
+    command = [sys.executable, "-m", "headrace", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+    assert done.returncode == 2, done.stdout
+    return done.stderr
+
+
+def test_oc_51_the_admin_api_on_an_address_of_its_own(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0, guarded=True) as sock:
+        port = sock.getsockname()[1]
+    at = f"http://127.0.0.1:{port}"
+
+    @on_loop
+    async def run(server: Tiny) -> None:
+        main, side = Asking(server.url, ALIAS, "client"), Asking(at, ALIAS, "admin")
+        async with main.calls(), side.calls():
+            envelope(await main.get("/admin/v1/engines"), 404)
+            envelope(await main.send("GET", "/admin/v1/engines", headers={"authorization": "Bearer admin"}), 401)
+            envelope(await side.send("GET", "/admin/v1/engines", headers={"authorization": "Bearer client"}), 401)
+            envelope(await side.chat(), 404)
+            assert (await side.get("/metrics")).status == (await side.get("/health")).status == 200
+            assert "needs its key" in await asyncio.to_thread(headrace_fails, "engines", "--at", at)
+            environ = {"HEADRACE_SERVER_ADMIN_KEY": "admin", "HEADRACE_SERVER_ADMIN_PORT": str(port)}
+            command = ("switch", ALIAS, "fast", "--model", "scripted:900")
+            said = await asyncio.to_thread(headrace, *command, **environ)
+            assert said.startswith(f"fast answers everything to {ALIAS}")
+            assert "is named fast already" in await asyncio.to_thread(headrace_fails, *command, **environ)
+            rows = (await side.get("/admin/v1/engines")).json["engines"]
+            assert [row["name"] for row in rows] == [ALIAS, "fast"]
+            assert rows[1]["memory_bytes"] > 1_000_000
+            assert (await main.comp(max_tokens=3)).text == "1 2 3 "
+            assert (await main.get("/readyz")).json["models"] == [ALIAS]
+
+    with tinies(Path("scripted:100"), tmp_path) as start:
+        run(start(server_key="client", server_admin_key="admin", server_admin_port=port))
+
+
+@pytest.mark.real
+def test_oc_51_a_server_may_be_stopped_in_the_middle_of_a_switch(demo_model: Path, tmp_path: Path) -> None:
+    workers: list[int] = []
+
+    @on_loop
+    async def run(server: Tiny) -> None:
+        async with server.calls():
+            body = {"name": "b", "kind": "llama", "model": str(demo_model), "load": False}
+            assert (await server.send("POST", "/admin/v1/engines", json=body)).status == 201
+            ask = {"alias": ALIAS, "to": "b", "wait": False}
+            assert (await server.send("POST", "/admin/v1/switch", json=ask)).status == 202
+            async with asyncio.timeout(60):
+                while len(children(server.process.pid)) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            workers.extend(children(server.process.pid))
+
+    with tinies(Path("scripted:100"), tmp_path) as start:
+        run(start())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
 async def gone(server: Tiny, engine: str) -> bool:
