@@ -101,7 +101,7 @@ def pick(members: Sequence[Candidate], look: Look) -> Candidate:
     """One of a family; `members` is not empty."""
     if len(members) == 1:
         return members[0]
-'    sights = {one.name: look(one) for one in members}
+    sights = {one.name: look(one) for one in members}
     soonest = min((sight.ttft for sight in sights.values() if sight.ttft > 0), default=0.0)
     late = soonest * (1.0 + PREFIX_MARGIN) + PREFIX_MARGIN_S
     warm = [one for one in members if sights[one.name].shared >= LEAST_SHARE and sights[one.name].ttft <= late]
