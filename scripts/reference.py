@@ -27,8 +27,9 @@ def settings() -> Iterator[str]:
         "4. its environment variable, unless that is empty;",
         "5. a flag of `headrace serve`: `--set NAME=VALUE` sets any of them.",
         "",
-        "In the file, `server.port` is `port` in the table `[server]`. The tables `[engines.NAME]` and `[aliases.NAME]`",
-        "declare [many engines behind one name](../guides/engines.md).",
+        "In the file, `server.port` is `port` in the table `[server]`.",
+        "The tables `[engines.NAME]` and `[aliases.NAME]` declare",
+        "[many engines behind one name](../guides/engines.md).",
         "An unknown name or a value out of bounds stops the start with one line and exit code 2.",
     )
     for section, kind in SECTIONS.items():

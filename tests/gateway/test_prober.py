@@ -53,14 +53,14 @@ async def test_one_that_is_not_well_is_asked_only_if_nobody_else_is(caplog: pyte
     hand["a"].well = False
     hand.clock.advance(10)
     await hand.pool.look()
-    assert hand.pool.members["a"].reason == "it says that it is not well"
+    assert hand.pool.members["a"].reason == "its probe failed"
     hand["a"].well = True
     hand.clock.advance(10)
     await hand.pool.look()
     assert hand.chosen(3) == "aaa"
     assert [record.getMessage() for record in caplog.records if "engine a" in record.getMessage()] == [
         "engine a: it answers 503",
-        "engine a: it says that it is not well",
+        "engine a: its probe failed",
         "engine a: it is back",
     ], "once for each change"
     await hand.pool.close()

@@ -145,6 +145,15 @@ def test_then_the_least_load() -> None:
     assert pick(members, lambda one: warm[one.name]).name == "a", "of those with the prefix"
 
 
+def test_not_everybody_runs_to_the_one_that_was_the_fastest_a_moment_ago() -> None:
+    """Requests that come at once: an engine twice as fast has twice as many of them, not all."""
+    ttft, load = {"a": 0.2, "b": 0.4}, Counter[str]()
+    for _ in range(30):
+        members = [engine(name, family="f", in_flight=load[name]) for name in "ab"]
+        load[pick(members, lambda one: Sight(0.0, ttft[one.name])).name] += 1
+    assert load["a"] == pytest.approx(20, abs=2)
+
+
 def test_then_who_was_not_chosen_for_longest() -> None:
     assert pick([engine("a", last=7), engine("b", last=3), engine("c", last=5)], blind).name == "b"
 

@@ -87,7 +87,7 @@ async def _probe(backend: Probed) -> str:
     """Why it failed; "" if it did not."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            return "" if await backend.probe() else "it says that it is not well"
+            return "" if await backend.probe() else "its probe failed"
     except HeadraceError as error:
         return error.message
     except (OSError, TimeoutError) as error:

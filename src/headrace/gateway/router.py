@@ -1,7 +1,7 @@
 """Which engine answers a request.
 
-    candidates ─▶ the healthiest ─▶ weight > 0 ─▶ a family, by turns ─▶ in time ─▶ longest prefix ─▶ least load
-                  else the others   else weight 0                       else late   unless that is late
+    candidates ─▶ the healthiest ─▶ weight > 0 ─▶ a family, ─▶ longest prefix, ─▶ soonest, shared ─▶ least
+                  else the others   else weight 0   by turns     unless late        by its load       load
 
 Rules: weights are shares of requests, exact over each round and not by chance; those of one family add up, since its
 engines can stand for each other. Within a family the engine that computed the prompt's beginning already is the best
@@ -20,8 +20,8 @@ LEAST_SHARE = 0.05
 """A shorter common beginning is no reason: it costs less than a queue."""
 PREFIX_MARGIN_S, PREFIX_MARGIN = 0.1, 0.3
 """How much later the engine with the longest prefix may be: a part of a second, and a share."""
-TTFT_MARGIN_S, TTFT_MARGIN = 0.02, 0.1
-"""Times that differ by less are the same: a prediction is no better."""
+COST_MARGIN_S, COST_MARGIN = 0.02, 0.1
+"""Costs that differ by less are the same: a prediction is no better."""
 
 
 class Condition(IntEnum):
@@ -103,16 +103,15 @@ def pick(members: Sequence[Candidate], look: Look) -> Candidate:
         return members[0]
     sights = {one.name: look(one) for one in members}
     soonest = min((sight.ttft for sight in sights.values() if sight.ttft > 0), default=0.0)
-
-    def within(one: Candidate, seconds: float, share: float) -> bool:
-        return sights[one.name].ttft <= soonest * (1.0 + share) + seconds
-
-    warm = [
-        one for one in members if sights[one.name].shared >= LEAST_SHARE and within(one, PREFIX_MARGIN_S, PREFIX_MARGIN)
-    ]
+    late = soonest * (1.0 + PREFIX_MARGIN) + PREFIX_MARGIN_S
+    warm = [one for one in members if sights[one.name].shared >= LEAST_SHARE and sights[one.name].ttft <= late]
     if warm:
         longest = max(sights[one.name].shared for one in warm)
         fit = [one for one in warm if sights[one.name].shared == longest]
     else:
-        fit = [one for one in members if within(one, TTFT_MARGIN_S, TTFT_MARGIN)]
+        # A measured time says nothing of the requests that came since: multiplied by those in flight it does, and
+        # not everybody runs to the engine that was the fastest a moment ago. Who is not known may be the fastest.
+        costs = {one.name: (sights[one.name].ttft or soonest) * (1 + one.in_flight) for one in members}
+        most = min(costs.values()) * (1.0 + COST_MARGIN) + COST_MARGIN_S
+        fit = [one for one in members if costs[one.name] <= most]
     return min(fit, key=lambda one: (one.in_flight, one.last, one.name))
