@@ -35,22 +35,33 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("host", "key", "admin_key", "own", "who"),
+    ("host", "guarded", "key", "who"),
     [
-        ("127.0.0.1", "", "", False, "local"),
-        ("127.0.0.1", "k", "", False, "nobody"),
-        ("127.0.0.1", "k", "", True, "local"),
-        ("0.0.0.0", "", "", False, "nobody"),
-        ("0.0.0.0", "k", "", True, "nobody"),
-        ("127.0.0.1", "k", "a", False, "key"),
-        ("0.0.0.0", "", "a", False, "key"),
-        ("0.0.0.0", "", "a", True, "key"),
+        ("127.0.0.1", False, "", "local"),
+        ("127.0.0.1", True, "", "nobody"),
+        ("0.0.0.0", False, "", "nobody"),
+        ("0.0.0.0", True, "", "nobody"),
+        ("127.0.0.1", True, "a", "key"),
+        ("0.0.0.0", False, "a", "key"),
     ],
 )
-def test_who_may_use_it(host: str, key: str, admin_key: str, own: bool, who: str) -> None:
+def test_who_may_use_it(host: str, guarded: bool, key: str, who: str) -> None:
     with listening(host) as sock:
-        made = operators(settings(key=key, admin_key=admin_key), sock, own=own)
+        made = operators(key, sock, guarded=lambda: guarded)
     assert repr(made) == f"<Operators [{who}]>"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_first_client_key_closes_it_where_clients_come_too(own: bool) -> None:
+    keys: list[str] = []
+    server = settings(admin_port=free_port()) if own else settings()
+    with listening() as sock:
+        admin = Admin(server, Works("a").pool, sock, guarded=lambda: bool(keys))
+        assert repr(admin.check) == "<Operators [local]>"
+        keys.append("k")
+        assert repr(admin.check) == ("<Operators [local]>" if own else "<Operators [nobody]>")
+    for other in admin.beside(app_of(Works("a"))):
+        other.close()
 
 
 def app_of(works: Works) -> App:
@@ -61,7 +72,7 @@ def app_of(works: Works) -> App:
 async def test_without_an_address_of_its_own_its_rows_are_on_the_main_one() -> None:
     works = Works("a")
     with listening() as sock:
-        admin = Admin(settings(), works.pool, sock, more=(Route("/admin/v1/x", {}),))
+        admin = Admin(settings(), works.pool, sock, guarded=lambda: False, more=(Route("/admin/v1/x", {}),))
     assert admin.beside(app_of(works)) == {}
     assert "/admin/v1/x" in {row.path for row in admin.rows}
     await admin.close()
@@ -72,7 +83,7 @@ async def test_with_one_they_are_there_and_only_there() -> None:
     works = Works("a")
     port = free_port()
     with listening() as sock:
-        admin = Admin(settings(admin_port=port, host="127.0.0.1"), works.pool, sock)
+        admin = Admin(settings(admin_port=port, host="127.0.0.1"), works.pool, sock, guarded=lambda: False)
     ((own, routes),) = admin.beside(app_of(works)).items()
     with own:
         assert own.getsockname()[1] == port
@@ -86,8 +97,8 @@ async def test_with_one_they_are_there_and_only_there() -> None:
 def test_an_address_that_others_can_reach_needs_the_key() -> None:
     port = free_port()
     with listening() as sock, pytest.raises(StartupError, match=r"server\.admin_host: .* set server\.admin_key"):
-        Admin(settings(admin_host="0.0.0.0", admin_port=port, key="k"), Works("a").pool, sock)
+        Admin(settings(admin_host="0.0.0.0", admin_port=port, key="k"), Works("a").pool, sock, guarded=lambda: True)
     with listening() as sock, pytest.raises(StartupError, match=r"server\.admin_host: ::1 needs a port of its own"):
-        Admin(settings(admin_host="::1"), Works("a").pool, sock)
+        Admin(settings(admin_host="::1"), Works("a").pool, sock, guarded=lambda: True)
     with listening() as sock, pytest.raises(StartupError, match=r"server\.admin_port: \d+ on 127.0.0.1 is in use"):
-        Admin(settings(admin_port=sock.getsockname()[1]), Works("a").pool, sock)
+        Admin(settings(admin_port=sock.getsockname()[1]), Works("a").pool, sock, guarded=lambda: True)

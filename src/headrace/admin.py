@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from headrace.config import for_engine, secret
@@ -26,9 +26,18 @@ from headrace.settings import Config
 
 
 class Admin:
-    """Of the server that listens on `main`. `more`: further rows. Raises StartupError if its own address cannot be."""
+    """Of the server that listens on `main`. `guarded`: do clients need a key, as of now? `more`: further rows.
+    Raises StartupError if its own address cannot be."""
 
-    def __init__(self, config: Config, pool: Pool, main: socket.socket, *, more: Iterable[Route] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        main: socket.socket,
+        *,
+        guarded: Callable[[], bool],
+        more: Iterable[Route] = (),
+    ) -> None:
         server = config.server
         self._config = config
         self._own: socket.socket | None = None
@@ -38,7 +47,9 @@ class Admin:
             host = server.admin_host or server.host
             self._own = listen(host, server.admin_port, guarded=bool(server.admin_key), side=ADMIN)
         self.switcher = Switcher(pool, time.monotonic, drain_s=server.drain_s)
-        self.check = operators(config, self._own or main, own=self._own is not None)
+        self.check = operators(
+            server.admin_key, self._own or main, guarded=guarded if self._own is None else lambda: False
+        )
         rows = admin_routes(pool, self.switcher, time.monotonic, check=self.check, parse=self._parse, more=more)
         self._rows = rows
         self.rows = rows if self._own is None else ()
@@ -60,7 +71,7 @@ class Admin:
         return spec
 
 
-def operators(config: Config, sock: socket.socket, *, own: bool) -> Operators:
-    """Who may use the admin API on that socket; `own`: it has no clients' routes."""
-    server = config.server
-    return Operators(server.admin_key, local=is_loopback(sock.getsockname()[0]) and (own or not server.key))
+def operators(key: str, sock: socket.socket, *, guarded: Callable[[], bool]) -> Operators:
+    """Who may use the admin API on that socket; `guarded`: others come there too, and need a key."""
+    loopback = is_loopback(sock.getsockname()[0])
+    return Operators(key, local=lambda: loopback and not guarded())

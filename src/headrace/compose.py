@@ -87,7 +87,7 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
         shorten(server.slice_us)
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
     pool = make_pool(config, prepare)
-    admin = Admin(config, pool, sock)
+    admin = Admin(config, pool, sock, guarded=lambda: bool(server.key))
     app = App(
         pool,
         Metrics(pool.backends, fleet=pool),

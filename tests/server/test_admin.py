@@ -36,7 +36,7 @@ class Desk:
             works.pool,
             self.switcher,
             works.clock,
-            check=operators or Operators("admin", local=False),
+            check=operators or Operators("admin", local=lambda: False),
             parse=functools.partial(parse_engine, secret={"KEY": "hidden"}.get),
             more=(Route("/admin/v1/usage", {"GET": _usage}),),
         )
@@ -135,7 +135,7 @@ async def test_the_admin_key_opens_nothing_that_is_a_client_s() -> None:
 
 @on_loop
 async def test_where_nobody_may_it_says_how_to_turn_it_on() -> None:
-    async with desk(Works("a", chat={"a": 1.0}), "a", operators=Operators("", local=False)) as d:
+    async with desk(Works("a", chat={"a": 1.0}), "a", operators=Operators("", local=lambda: False)) as d:
         status, message, _ = d.refused(await d.ask("GET", "/admin/v1/engines"))
         assert (status, "set server.admin_key" in message) == (404, True)
 
@@ -143,7 +143,7 @@ async def test_where_nobody_may_it_says_how_to_turn_it_on() -> None:
 @on_loop
 async def test_an_address_of_its_own_has_these_rows_and_no_others() -> None:
     async with desk(Works("a", chat={"a": 1.0}), "a") as d:
-        check = Operators("admin", local=False)
+        check = Operators("admin", local=lambda: False)
         routes = Routes(*d.rows, *d.app.operating, check=check)
 
         async def side(scope: Any, receive: Any, send: Any) -> None:

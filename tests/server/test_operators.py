@@ -31,7 +31,7 @@ def refusal(operators: Operators, **headers: str) -> type[HeadraceError] | None:
 
 @pytest.mark.parametrize("local", [False, True])
 def test_with_a_key_it_is_that_key_and_no_other(local: bool) -> None:
-    operators = Operators("secret", local=local)
+    operators = Operators("secret", local=lambda: local)
     assert refusal(operators, authorization="Bearer secret") is None
     assert refusal(operators, authorization="bearer secret", origin="https://a.page", host="any") is None
     for wrong in ("", "secret", "Bearer", "Bearer  secret", "Basic secret", "Bearer secre", "Bearer \xd0\xba"):
@@ -42,20 +42,20 @@ def test_with_a_key_it_is_that_key_and_no_other(local: bool) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "127.9.9.9"])
 def test_without_one_programs_of_this_machine_may_ask(host: str) -> None:
-    assert refusal(Operators("", local=True), host=host) is None
+    assert refusal(Operators("", local=lambda: True), host=host) is None
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "[", "127.0.0.1.evil.example", "", "10.0.0.1"])
 def test_but_no_page_that_found_another_name_for_us(host: str) -> None:
-    assert refusal(Operators("", local=True), host=host) is Forbidden
+    assert refusal(Operators("", local=lambda: True), host=host) is Forbidden
 
 
 def test_nor_any_page_at_all() -> None:
-    assert refusal(Operators("", local=True), host="127.0.0.1", origin="http://127.0.0.1:8000") is Forbidden
-    assert refusal(Operators("", local=True), host="127.0.0.1", origin="null") is Forbidden
+    assert refusal(Operators("", local=lambda: True), host="127.0.0.1", origin="http://127.0.0.1:8000") is Forbidden
+    assert refusal(Operators("", local=lambda: True), host="127.0.0.1", origin="null") is Forbidden
 
 
 def test_elsewhere_it_is_off() -> None:
-    operators = Operators("", local=False)
+    operators = Operators("", local=lambda: False)
     assert refusal(operators, host="127.0.0.1") is RouteNotFound
     assert refusal(operators, authorization="Bearer secret") is RouteNotFound

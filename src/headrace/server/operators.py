@@ -12,6 +12,7 @@ address is no proof then. A browser is no program of this machine: a page of any
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from headrace.core.errors import Forbidden, RouteNotFound, Unauthorized
@@ -21,20 +22,20 @@ from headrace.server.launch import is_loopback
 
 
 class Operators:
-    """The check of admin rows. `key`: "" for none; `local`: programs of this machine need none."""
+    """The check of admin rows. `key`: "" for none; `local`: do programs of this machine need none, as of now?"""
 
-    def __init__(self, key: str, *, local: bool) -> None:
+    def __init__(self, key: str, *, local: Callable[[], bool]) -> None:
         self._key = key.encode()
         self._local = local
 
     def __repr__(self) -> str:
-        return f"<Operators [{'key' if self._key else 'local' if self._local else 'nobody'}]>"
+        return f"<Operators [{'key' if self._key else 'local' if self._local() else 'nobody'}]>"
 
     def __call__(self, exchange: Exchange) -> None:
         """Raises Unauthorized, Forbidden, RouteNotFound."""
         if self._key:
             self._check_key(exchange)
-        elif self._local:
+        elif self._local():
             _check_local(exchange)
         else:
             raise RouteNotFound("the admin API is off here: set server.admin_key, or a server.admin_port on loopback")
