@@ -30,6 +30,7 @@ from headrace.core.errors import StartupError
 from headrace.core.tuning import Candidate
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
+from headrace.gateway.model import ServedModel
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.spec import AliasSpec, EngineSpec
 from headrace.settings import Config, Engine, Model, Optimizations, Server
@@ -207,8 +208,8 @@ def test_engines_of_ours_have_their_own_settings() -> None:
         await pool.load("a")
         await pool.load("b")
         a, b = pool.backends["a"], pool.backends["b"]
-        assert isinstance(a, OwnEngine)
-        assert isinstance(b, OwnEngine)
+        assert isinstance(a, ServedModel), "requests go to it without a detour"
+        assert isinstance(pool.members["a"].backend, OwnEngine)
         assert (a.stats.cells_total, b.stats.cells_total) == (1024, 16384)
         assert a.stats.completion_tokens == b.stats.completion_tokens == 1, "both are exercised before they are used"
         await pool.close()
@@ -251,6 +252,8 @@ def test_declared_engines_are_served_from_start_to_signal() -> None:
                     answer = await client.post("/v1/completions", json=body)
                     seen.append(answer.json()["choices"][0]["text"])
                 figures = (await client.get("/metrics")).text.splitlines()
+                told = await client.post("/tokenize", json={"model": "chat", "prompt": "hi"})
+                seen.append(str(told.json()["tokens"]))
                 seen.extend(line for line in figures if line.startswith('headrace_attempts_total{end="ok"'))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -259,6 +262,7 @@ def test_declared_engines_are_served_from_start_to_signal() -> None:
     assert seen == [
         "1 2 3 ",
         "1 2 3 ",
+        "[104, 105]",
         'headrace_attempts_total{end="ok",engine="a"} 1.0',
         'headrace_attempts_total{end="ok",engine="b"} 1.0',
     ]

@@ -55,7 +55,7 @@ class Kit:
 async def test_it_is_nothing_until_it_is_started() -> None:
     kit = Kit()
     one = OwnEngine(lambda: kit, exercise=False)
-    assert (one.ready, one.restarting, one.created, one.model) == (False, False, 0, None)
+    assert (one.ready, one.restarting, one.created) == (False, False, 0)
     assert (one.stats.steps, one.lives.restarts, one.clock_offset, one.predict(9, 0.0, 0)) == (0, 0, 0.0, 0.0)
     one.cancel(1)
     one.pause(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.hand_pool import Hand, ask
+from gateway.hand_pool import Hand, HandBackend, ask
 from headrace.core.errors import (
     Conflict,
     EngineUnavailable,
@@ -146,6 +146,28 @@ async def test_declarations_come_and_go() -> None:
     await hand.load("a")
     with pytest.raises(Conflict, match="engine a is ready"):
         hand.pool.forget("a")
+
+
+@on_loop
+async def test_what_an_engine_made_of_itself_gets_the_requests() -> None:
+    hand = Hand("a")
+
+    class Wrapped(HandBackend):
+        @property
+        def served(self) -> HandBackend:
+            return inner
+
+    inner = HandBackend(hand.pool.members["a"].spec)
+    hand.pool._build = Wrapped
+    await hand.pool.load("a")
+    assert hand.pool.lease(ask()).backend is inner
+    assert hand.pool.lease_of("a").backend is inner
+    assert hand.pool.backends["a"] is inner
+    outer = hand.pool.members["a"].backend
+    assert isinstance(outer, Wrapped)
+    await hand.pool.drain("a", 0)
+    assert outer.did[-1] == "close"
+    assert hand.pool.members["a"].serving is None
 
 
 # --- weights

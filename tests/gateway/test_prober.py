@@ -107,6 +107,30 @@ async def test_what_was_not_there_at_the_start_is_loaded_when_it_is() -> None:
 
 
 @on_loop
+async def test_one_that_takes_long_is_asked_once_and_keeps_no_other_waiting() -> None:
+    hand = await Hand("ab", kind="openai", probe_s=5).load("a")
+    hand.errors["b"] = StartupError("no answer")
+    with pytest.raises(StartupError):
+        await hand.pool.load("b")
+    hand.pool.want("b")
+    hand.errors["b"] = None
+    hand.shut.add("b")
+    looks = []
+    for n in range(1, 4):
+        hand.clock.advance(5)
+        looks.append(asyncio.ensure_future(hand.pool.look()))
+        await settle()
+        assert hand["a"].did.count("probe") == n
+    assert len(hand.made["b"]) == 2
+    assert str(hand.pool.members["b"].state) == "loading"
+    await hand.pool.close()
+    await asyncio.wait(looks)
+    assert hand.pool.members["b"].state is State.GONE
+    assert hand["b"].did == ["start", "close"]
+    assert not hand.pool._prober._looks
+
+
+@on_loop
 async def test_the_task_lives_as_long_as_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prober, "TICK_S", 0.0)
     probed = asyncio.Event()

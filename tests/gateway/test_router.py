@@ -145,6 +145,18 @@ def test_then_the_least_load() -> None:
     assert pick(members, lambda one: warm[one.name]).name == "a", "of those with the prefix"
 
 
+def test_a_prefix_that_everybody_has_does_not_fill_one_engine() -> None:
+    load, warm = Counter[str](), {"a"}
+    for _ in range(60):
+        members = [engine(name, family="f", in_flight=load[name]) for name in "ab"]
+        name = pick(members, lambda one: Sight(1.0 if one.name in warm else 0.0)).name
+        load[name] += 1
+        warm.add(name)
+        if sum(load.values()) <= 9:
+            assert warm == {"a"}, "as long as it has room"
+    assert load["a"] == load["b"] == 30
+
+
 def test_not_everybody_runs_to_the_one_that_was_the_fastest_a_moment_ago() -> None:
     """Requests that come at once: an engine twice as fast has twice as many of them, not all."""
     ttft, load = {"a": 0.2, "b": 0.4}, Counter[str]()

@@ -327,5 +327,21 @@ async def test_closing_gives_up_what_runs() -> None:
         assert repr(switcher) == "<Switcher [0 changing, 0 draining]>"
 
 
+@on_loop
+async def test_a_server_that_ends_waits_for_an_engine_that_is_just_being_closed() -> None:
+    works = Works("a", "b", chat={"a": 1.0})
+    async with switching(works, "a") as switcher:
+        works.made["a"].closes.clear()
+        await switcher.switch("chat", "b")
+        await settle()
+        ends = [asyncio.create_task(close()) for close in (works.pool.close, switcher.close)]
+        await settle()
+        assert (works.state("a"), works.made["a"].closed, ends[0].done()) == ("draining", False, False)
+        works.made["a"].closes.set()
+        await asyncio.wait(ends)
+        assert [task.exception() for task in ends] == [None, None]
+        assert (works.state("a"), works.made["a"].closed) == ("gone", True)
+
+
 def test_the_double_is_declared() -> None:
     assert Works("a").pool.members["a"].spec == EngineSpec("a", "llama", "m", "m")

@@ -40,7 +40,10 @@ def serve(
     file: Path | None,
     assignments: tuple[str, ...],
 ) -> int:
-    """Serve MODEL over HTTP: a name (see `headrace pull`), hf:ORG/REPO/FILE.gguf or the path of a GGUF file."""
+    """Serve MODEL over HTTP: a name (see `headrace pull`), hf:ORG/REPO/FILE.gguf or the path of a GGUF file.
+
+    Without it: the engines that the configuration file declares, or else the demo model.
+    """
     from headrace.cli import serve as verb
 
     flags = verb.assigned(assignments)

@@ -43,6 +43,14 @@ class Probed(Protocol):
 
 
 @runtime_checkable
+class Serving(Protocol):
+    """A backend that makes another one when it is started."""
+
+    @property
+    def served(self) -> Backend: ...
+
+
+@runtime_checkable
 class Restartable(Protocol):
     """A backend that comes back by itself."""
 
@@ -61,6 +69,8 @@ class Member:
     """When it got into its state, on the pool's clock."""
     state: State = State.GONE
     backend: Starting | None = None
+    serving: Backend | None = None
+    """What requests are given to: what stands behind `backend` once that is loaded, if it is another."""
     leases: int = 0
     """Attempts that use it now."""
     warming: float | None = None
@@ -78,6 +88,8 @@ class Member:
     """When it is probed next."""
     quiet: asyncio.Event | None = None
     """While it drains: set when its last lease is closed, or it is taken back."""
+    ending: asyncio.Task[None] | None = None
+    """It is being closed, and cannot be taken back."""
     restartable: Restartable | None = None
 
     @property
@@ -117,7 +129,7 @@ class MemberLease:
     def __init__(self, member: Member, clock: Clock, *, continued: Counter[str] | None = None) -> None:
         assert member.backend is not None
         self.engine = member.spec.name
-        self.backend: Backend = member.backend
+        self.backend: Backend = member.serving or member.backend
         self.family = member.spec.family
         self.ttft_timeout_s = member.spec.ttft_timeout_s
         self._member: Member | None = member

@@ -72,7 +72,7 @@ class OwnEngine:
     async def warm(self) -> None:
         """Raises StartupError."""
         assert self._kit is not None
-        model = self._served
+        model = self.served
         pins = await asyncio.to_thread(self._kit.pins, model)
         model.engine.pin(pins)
         if not self._exercise:
@@ -104,8 +104,10 @@ class OwnEngine:
         return self._engine.pid if isinstance(self._engine, WorkerEngine) else None
 
     @property
-    def model(self) -> ServedModel | None:
-        """None until it is loaded."""
+    def served(self) -> ServedModel:
+        """Raises EngineUnavailable until it is loaded."""
+        if self._model is None:
+            raise EngineUnavailable("the model is still loading; try again soon")
         return self._model
 
     @property
@@ -125,13 +127,13 @@ class OwnEngine:
         return Lives() if self._model is None else self._model.lives
 
     def parse(self, ask: Ask) -> Any:
-        return self._served.parse(ask)
+        return self.served.parse(ask)
 
     async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
-        return await self._served.prepare(ask, parsed, rids)
+        return await self.served.prepare(ask, parsed, rids)
 
     def submit(self, part: Generation | Call, sink: Sink) -> None:
-        self._served.submit(part, sink)
+        self.served.submit(part, sink)
 
     def cancel(self, rid: int) -> None:
         if self._model is not None:
@@ -147,12 +149,6 @@ class OwnEngine:
 
     def predict(self, size: int, shared: float, priority: int) -> float:
         return 0.0 if self._model is None else self._model.predict(size, shared, priority)
-
-    @property
-    def _served(self) -> ServedModel:
-        if self._model is None:
-            raise EngineUnavailable("the model is still loading; try again soon")
-        return self._model
 
     async def _draw(self, engine: StreamEngine, prompt: list[int]) -> None:
         """Compute a prompt and draw one token after it. Raises StartupError."""

@@ -35,7 +35,7 @@ from headrace.core.request import Ask
 from headrace.gateway.affinity import NOTHING, Affinity, Beginnings, beginnings
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.health import Health
-from headrace.gateway.member import Member, MemberLease, Restartable, Starting
+from headrace.gateway.member import Member, MemberLease, Restartable, Serving, Starting
 from headrace.gateway.prober import Prober
 from headrace.gateway.router import Candidate, Condition, Sight, Turns, choose
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
@@ -147,7 +147,6 @@ class Pool:
             if isinstance(error, Exception):
                 raise failure from error
             raise
-        self._loaded[name] = member.backend  # type: ignore[assignment]
         self._open = True
         self._set(member, State.READY)
         self._prober.watch(member)
@@ -288,10 +287,16 @@ class Pool:
             raise StartupError("the server is shutting down")
         if isinstance(backend, Restartable):
             member.restartable = backend
+        self._loaded[member.spec.name] = member.serving = backend.served if isinstance(backend, Serving) else backend
 
     async def _end(self, member: Member, reason: str) -> None:
-        """Close one that is DRAINING; it can no longer be taken back."""
-        backend, member.backend = member.backend, None
+        """Close one that is DRAINING; it can no longer be taken back. Whoever stops waiting does not stop that."""
+        if member.ending is None:
+            member.ending = asyncio.get_running_loop().create_task(self._finish(member, reason))
+        await asyncio.shield(member.ending)
+
+    async def _finish(self, member: Member, reason: str) -> None:
+        backend, member.backend, member.serving = member.backend, None, None
         if member.quiet is not None:
             member.quiet.set()
             member.quiet = None
@@ -299,6 +304,7 @@ class Pool:
         if backend is not None:
             await _closed(member.spec.name, backend)
         self._set(member, State.GONE, reason)
+        member.ending = None
 
     def _set(self, member: Member, state: State, reason: str = "") -> None:
         check(member.state, state)

@@ -1,7 +1,7 @@
 """Asks other servers how they are, and loads what could not be loaded at the start.
 
-Rules: one task, which exists only while there is somebody to ask; one that does not answer keeps nobody else waiting.
-Engines of ours are not probed: their supervisor watches them.
+Rules: one task keeps the time, and exists only while there is somebody to ask; each look is one of its own, so that a
+server that does not answer keeps no other waiting. Engines of ours are not probed: their supervisor watches them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Prober:
         self._load = load
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        """Engine → the one at it that is not over yet."""
 
     def watch(self, member: Member) -> None:
         """It is one of the pool's; look at it from now on, if it is one to look at."""
@@ -40,22 +42,32 @@ class Prober:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def look(self) -> None:
-        """Ask whoever is due, all at once."""
-        now = self._clock()
-        due = [member for member in self._members.values() if _watched(member) and member.due <= now]
-        for member in due:
-            member.due = now + _every(member)
-        await asyncio.gather(*(self._look_at(member) for member in due))
+        """Ask whoever is due, all at once, and wait for their answers."""
+        await asyncio.gather(*self._begin())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        tasks = [*self._looks.values(), *(() if self._task is None else (self._task,))]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            await self.look()
+            self._begin()
+
+    def _begin(self) -> list[asyncio.Task[None]]:
+        now = self._clock()
+        begun = []
+        for name, member in self._members.items():
+            if not _watched(member) or member.due > now or name in self._looks:
+                continue
+            member.due = now + _every(member)
+            self._looks[name] = task = asyncio.get_running_loop().create_task(self._look_at(member))
+            task.add_done_callback(lambda _, name=name: self._looks.pop(name, None))  # type: ignore[misc]
+            begun.append(task)
+        return begun
 
     async def _look_at(self, member: Member) -> None:
         name, backend, health = member.spec.name, member.backend, member.health

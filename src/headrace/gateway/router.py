@@ -20,6 +20,9 @@ LEAST_SHARE = 0.05
 """A shorter common beginning is no reason: it costs less than a queue."""
 PREFIX_MARGIN_S, PREFIX_MARGIN = 0.1, 0.3
 """How much later the engine with the longest prefix may be: a part of a second, and a share."""
+PREFIX_LOAD = 8
+"""And how many more requests than twice those of the idlest it may have: a prompt that everybody begins with is soon
+computed on a second engine, and then both have it."""
 COST_MARGIN_S, COST_MARGIN = 0.02, 0.1
 """Costs that differ by less are the same: a prediction is no better."""
 
@@ -104,7 +107,12 @@ def pick(members: Sequence[Candidate], look: Look) -> Candidate:
     sights = {one.name: look(one) for one in members}
     soonest = min((sight.ttft for sight in sights.values() if sight.ttft > 0), default=0.0)
     late = soonest * (1.0 + PREFIX_MARGIN) + PREFIX_MARGIN_S
-    warm = [one for one in members if sights[one.name].shared >= LEAST_SHARE and sights[one.name].ttft <= late]
+    busy = 2 * min(one.in_flight for one in members) + PREFIX_LOAD
+    warm = [
+        one
+        for one in members
+        if (sight := sights[one.name]).shared >= LEAST_SHARE and sight.ttft <= late and one.in_flight <= busy
+    ]
     if warm:
         longest = max(sights[one.name].shared for one in warm)
         fit = [one for one in warm if sights[one.name].shared == longest]

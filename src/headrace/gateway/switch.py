@@ -136,7 +136,7 @@ class Switcher:
         """Until it is READY; False: it was there, or could be taken back. Raises StartupError;
         Conflict while somebody else does something to it."""
         member = self._pool.members[name]
-        if member.state is State.DRAINING and member.quiet is None and name in self._drains:
+        if member.ending is not None and name in self._drains:
             await asyncio.wait((self._drains[name],))  # it is being closed and cannot be taken back
         task = self._loads.get(name)
         if task is None or task.done():
