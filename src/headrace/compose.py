@@ -33,6 +33,7 @@ from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
+from headrace.entrance import Entrance, make_entrance, make_shared
 from headrace.gateway.model import ServedModel
 from headrace.kv.templates import Encode
 from headrace.models import script_rate
@@ -69,10 +70,23 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
+    shared = make_shared(config)
+    entrance = make_entrance(config, shared)
+    try:
+        await entrance.start()
+        return await _serve(config, on_ready, entrance)
+    finally:
+        await entrance.close()
+        if shared is not None:
+            await shared.close()
+
+
+async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entrance) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
-    sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
+    guard = entrance.guard
+    sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
     engines: dict[str, StreamEngine] = {}
     models: dict[str, ServedModel] = {}
     engine = make_engine(config)
@@ -87,7 +101,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
         models,
         Metrics(engines),
         AccessLog(time.time),
-        key=server.key or None,
+        guard=guard,
         page=load_page(),
         body_limit=server.body_limit_bytes,
         limits=StreamLimits(
