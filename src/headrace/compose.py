@@ -37,6 +37,7 @@ from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
+from headrace.entrance import Entrance, make_entrance, make_shared
 from headrace.gateway.model import ServedModel
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.pool import Pool, Starting
@@ -52,6 +53,7 @@ from headrace.server.app import App
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
+from headrace.server.usage import usage_routes
 from headrace.settings import Config
 from headrace.testing import ScriptedEngine, ScriptedTokenizer, counting_tokenizer
 
@@ -82,17 +84,30 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
+    shared = make_shared(config)
+    entrance = make_entrance(config, shared)
+    try:
+        await entrance.start()
+        return await _serve(config, on_ready, prepare, entrance)
+    finally:
+        await entrance.close()
+        if shared is not None:
+            await shared.close()
+
+
+async def _serve(config: Config, on_ready: Callable[[str], None], prepare: Prepare | None, entrance: Entrance) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
-    sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
+    guard = entrance.guard
+    sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
     pool = make_pool(config, prepare)
-    admin = Admin(config, pool, sock, guarded=lambda: bool(server.key))
+    admin = Admin(config, pool, sock, guarded=lambda: guard.guarded, more=usage_routes(entrance.usage))
     app = App(
         pool,
         Metrics(pool.backends, fleet=pool),
         AccessLog(time.time),
-        key=server.key or None,
+        guard=guard,
         page=load_page(),
         rows=admin.rows,
         body_limit=server.body_limit_bytes,
@@ -104,8 +119,6 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
             queue_timeout_s=config.engine.queue_timeout_s,
         ),
     )
-    host, port = sock.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
         return await launch.serve(
             app,
@@ -113,7 +126,7 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
             beside=admin.beside(app),
             drain_s=server.drain_s,
             start=lambda: fleet.load(pool, config),
-            ready=lambda: on_ready(url),
+            ready=lambda: on_ready(launch.url_of(sock)),
         )
     finally:
         await admin.close()
@@ -123,7 +136,6 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
 def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
     """All that is declared, not loaded yet. Raises StartupError."""
     prepare = prepare or (lambda spec: _from_store(config, spec))
-    built: set[str] = set()
 
     def build(spec: EngineSpec) -> Starting:
         if spec.kind == "openai":
@@ -139,10 +151,8 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
             )
             return cast("Starting", made)
         if not config.engines and spec.name == config.model.alias:
-            # At the start nobody is answered before it is there; later others are, so it may take its time.
-            again = spec.name in built
-            built.add(spec.name)
-            return OwnEngine(lambda: Kit(config), exercise=again)
+            # Nobody is answered before it is there, unless it comes back: then others answer, and it may take its time.
+            return OwnEngine(lambda: Kit(config), exercise=bool(pool.backends))
         return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)
 
     pool = Pool(build, time.monotonic)
@@ -332,12 +342,11 @@ def make_engine(config: Config) -> StreamEngine:
             bounds=bounds,
             begin=lambda engine, deliver: make_stepper(blueprint, engine, deliver),
         )
-    environment = engine_environment(config.engine.spin)
     return WorkerEngine(
         blueprint,
         time.monotonic,
         bounds=bounds,
-        environment=environment,
+        environment=engine_environment(config.engine.spin),
         replay=config.optimizations.replay,
         step_timeout_s=config.engine.step_timeout_s,
     )

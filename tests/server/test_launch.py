@@ -20,6 +20,12 @@ from server.socket_client import Connection, on_uvloop, serving, until
 # The socket ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_its_url() -> None:
+    for host, url in (("127.0.0.1", "http://127.0.0.1"), ("::1", "http://[::1]")):
+        with listen(host, 0, guarded=True) as sock:
+            assert launch.url_of(sock) == f"{url}:{sock.getsockname()[1]}"
+
+
 def test_the_socket_is_made_for_streams() -> None:
     with listen("127.0.0.1", 0, guarded=False) as sock:
         assert sock.getsockname()[1] > 0

@@ -86,6 +86,12 @@ def listen(host: str, port: int, *, guarded: bool, side: Side = MAIN) -> socket.
     return sock
 
 
+def url_of(sock: socket.socket) -> str:
+    """Where it listens."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def check_nodelay(sock: socket.socket) -> bool:
     """Whether connections accepted from a socket made like `sock` have TCP_NODELAY. Makes one to itself."""
     host = "::1" if sock.family == socket.AF_INET6 else "127.0.0.1"
