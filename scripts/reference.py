@@ -92,7 +92,7 @@ def _between(text: str, lines: Iterator[str]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"the marks are missing: {BEGIN} … {END}")
-    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
+    return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 
 if __name__ == "__main__":
