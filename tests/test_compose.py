@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
+from acceptance.keyed import put_keys
 from headrace.compose import (
     batch_size,
     make_blueprint,
@@ -33,7 +34,7 @@ from headrace.engines.supervisor import WorkerEngine
 from headrace.gateway.model import ServedModel
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.spec import AliasSpec, EngineSpec
-from headrace.settings import Config, Engine, Model, Optimizations, Server
+from headrace.settings import Config, Engine, Keys, Model, Optimizations, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
 
@@ -172,6 +173,40 @@ def test_a_scripted_model_is_served_from_start_to_signal(in_process: bool) -> No
 
     assert uvloop.run(serve(config(in_process=in_process), ready)) == 0
     assert seen == ["1 2 3 4 ", "200"]
+
+
+def test_keys_are_asked_for_and_what_they_used_is_kept(tmp_path: Path) -> None:
+    put_keys(tmp_path / "keys.toml", ann={"secret": "ann's", "rpm": 1})
+    keys = Keys(file=str(tmp_path / "keys.toml"), usage_path=str(tmp_path / "usage"))
+    seen: list[int] = []
+
+    def ready(url: str) -> None:
+        asyncio.get_running_loop().create_task(ask(url))
+
+    async def ask(url: str) -> None:
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                body = {"model": "scripted", "messages": [{"role": "user", "content": "count"}], "max_tokens": 4}
+                for key in ("nobody's", "ann's", "ann's"):
+                    headers = {"authorization": f"Bearer {key}"}
+                    answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+                    seen.append(answer.status_code)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert uvloop.run(serve(dataclasses.replace(config(in_process=True), keys=keys), ready)) == 0
+    assert seen == [401, 200, 429]
+    (file,) = (tmp_path / "usage").glob("*.json")
+    ((key, model, figures),) = msgspec.json.decode(file.read_bytes())
+    assert (key, model) == ("ann", "scripted")
+    assert (figures["requests"], figures["ok"], figures["limited"], figures["completion_tokens"]) == (1, 1, 1, 4)
+
+
+def test_an_open_address_wants_keys(tmp_path: Path) -> None:
+    everywhere = Server(host="0.0.0.0", port=0)
+    given = dataclasses.replace(config(), server=everywhere, keys=Keys(usage_path=str(tmp_path)))
+    with pytest.raises(StartupError, match=r"server\.key"):
+        uvloop.run(serve(given, lambda url: None))
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("compose",),
-    ("config", "fleet", "models", "pins", "tuned", "tuner"),
+    ("config", "entrance", "fleet", "models", "pins", "tuned", "tuner"),
     ("settings",),
     ("testing",),
     ("server",),

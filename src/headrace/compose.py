@@ -36,6 +36,7 @@ from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
+from headrace.entrance import Entrance, make_entrance, make_shared
 from headrace.gateway.model import ServedModel
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.pool import Pool, Starting
@@ -81,16 +82,28 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
+    shared = make_shared(config)
+    entrance = make_entrance(config, shared)
+    try:
+        await entrance.start()
+        return await _serve(config, on_ready, entrance, make_pool(config, prepare))
+    finally:
+        await entrance.close()
+        if shared is not None:
+            await shared.close()
+
+
+async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entrance, pool: Pool) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
-    sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
-    pool = make_pool(config, prepare)
+    guard = entrance.guard
+    sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
     app = App(
         pool,
         Metrics(pool.backends, fleet=pool),
         AccessLog(time.time),
-        key=server.key or None,
+        guard=guard,
         page=load_page(),
         body_limit=server.body_limit_bytes,
         limits=StreamLimits(

@@ -131,6 +131,12 @@ def config_home(environ: Mapping[str, str] | None = None) -> Path | None:
     return None if home is None else home / "headrace"
 
 
+def state_home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where a server keeps what it counted: `$XDG_STATE_HOME/headrace`; None when there is no home directory."""
+    home = _xdg_home(os.environ if environ is None else environ, "XDG_STATE_HOME", ".local/state")
+    return None if home is None else home / "headrace"
+
+
 def _xdg_home(environ: Mapping[str, str], variable: str, usual: str) -> Path | None:
     """The XDG base directory; the standard says that a relative path in the variable counts as not set."""
     given = Path(environ.get(variable, ""))

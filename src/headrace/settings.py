@@ -71,7 +71,8 @@ class Server:
     """The HTTP side."""
 
     host: str = _row("127.0.0.1", "", help=
-        "Address to listen on. One that other machines can reach needs `server.key`, or `server.insecure`.")
+        "Address to listen on. One that other machines can reach needs a key, `server.key` or another, or "
+        "`server.insecure`.")
     port: int = _row(8000, "", low=0, high=65535, help="Port to listen on; 0 takes a free one.")
     key: str = _row("", "", secret=True, help=
         "API key that clients must send as a bearer token; empty asks for none. "
@@ -237,6 +238,28 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """Who may ask, and for how much."""
+
+    store: str = _row("file", "", choices=("file", "redis"), help=
+        "Where keys that `headrace keys` makes are kept, and what they used: files, or the Redis of "
+        "`shared.redis_url`. With `redis` a key is always asked for; with `file` from the first key on.")
+    file: str = _row("", "", help="The file of keys; empty takes `$XDG_CONFIG_HOME/headrace/keys.toml`.")
+    isolate: bool = _row(True, "", help=
+        "Each key, or tenant if it has one, has cached prefixes of its own. Off: all share them, and the time to the "
+        "first token tells one what another has asked.")
+    requests_per_minute: int = _row(0, "requests", low=0, high=100_000_000, help=
+        "For keys without a limit of their own; 0 for none.")
+    tokens_per_minute: int = _row(0, "tokens", low=0, high=100_000_000, help=
+        "Of prompts and answers together, for keys without a limit of their own; 0 for none.")
+    streams: int = _row(0, "requests", low=0, high=100_000, help=
+        "Answered at the same time, streamed or not, for keys without a limit of their own; 0 for no limit.")
+    usage_path: str = _row("", "", help=
+        "Directory for what keys used, a file a day; empty takes `$XDG_STATE_HOME/headrace/usage`.")
+    usage_days: int = _row(400, "days", low=0, high=10_000, help="How long that is kept; 0 keeps nothing.")
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What is written to stderr."""
 
@@ -257,6 +280,7 @@ class Config:
     tiers: Tiers = field(default_factory=Tiers)
     templates: Templates = field(default_factory=Templates)
     shared: Shared = field(default_factory=Shared)
+    keys: Keys = field(default_factory=Keys)
     log: Log = field(default_factory=Log)
     engines: tuple[EngineSpec, ...] = ()
     """The tables `[engines.NAME]`. None: one engine of ours that serves `model`."""
@@ -273,6 +297,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "tiers": Tiers,
     "templates": Templates,
     "shared": Shared,
+    "keys": Keys,
     "log": Log,
 }
 

@@ -176,6 +176,76 @@ def templates_explain(config: Config, name: str) -> int:
     return verb.explain_one(config, name)
 
 
+@headrace.group()
+@click.option("--file", "keys_file", help="The file of keys (keys.file).")
+@click.option("--store", type=click.Choice(("file", "redis")), help="Where they are kept (keys.store).")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.pass_context
+def keys(context: click.Context, keys_file: str | None, store: str | None, file: Path | None) -> None:
+    """API keys: made, listed and revoked, while servers run."""
+    from headrace.config import load
+
+    named = {"keys.file": keys_file, "keys.store": store}
+    context.obj = load(file=file, flags={name: value for name, value in named.items() if value is not None})
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option("--models", metavar="A,B", help="Aliases that it may use.  [default: all]")
+@click.option("--rpm", type=int, help="Requests a minute, 0 for no limit.  [default: keys.requests_per_minute]")
+@click.option("--tpm", type=int, help="Tokens a minute, 0 for no limit.  [default: keys.tokens_per_minute]")
+@click.option("--streams", type=int, help="Requests at the same time, 0 for no limit.  [default: keys.streams]")
+@click.option("--priority", type=click.Choice(("interactive", "batch")), default="interactive", help="Its best class.")
+@click.option("--tenant", default="", help="Keys of one tenant share cached prefixes and streams.")
+@click.option("--expires", type=click.IntRange(1, 36500), metavar="DAYS", help="It is no longer valid after that.")
+@click.pass_obj
+def keys_add(
+    config: Config,
+    name: str,
+    models: str | None,
+    rpm: int | None,
+    tpm: int | None,
+    streams: int | None,
+    priority: str,
+    tenant: str,
+    expires: int | None,
+) -> int:
+    """Make a key and show it, this once."""
+    from headrace.cli import keys as verb
+
+    rights = {"rpm": rpm, "tpm": tpm, "streams": streams, "priority": priority, "tenant": tenant}
+    return verb.add(config, name, verb.listed(models), rights, expires)
+
+
+@keys.command("list")
+@click.pass_obj
+def keys_list(config: Config) -> int:
+    """Say what each key may do."""
+    from headrace.cli import keys as verb
+
+    return verb.show_all(config)
+
+
+@keys.command("show")
+@click.argument("name")
+@click.pass_obj
+def keys_show(config: Config, name: str) -> int:
+    """Say everything that is known of a key; the key itself is not."""
+    from headrace.cli import keys as verb
+
+    return verb.show(config, name)
+
+
+@keys.command("revoke")
+@click.argument("name")
+@click.pass_obj
+def keys_revoke(config: Config, name: str) -> int:
+    """Make a key invalid; servers know within seconds."""
+    from headrace.cli import keys as verb
+
+    return verb.revoke(config, name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The `headrace` program. Always leaves by SystemExit: 0 done, 2 cannot start, 130 interrupted."""
     try:

@@ -297,6 +297,7 @@ class Pool:
         self._loaded.pop(member.spec.name, None)
         if backend is not None:
             await _closed(member.spec.name, backend)
+        self._affinity.forget(member.spec.name)
         self._set(member, State.GONE, reason)
 
     def _set(self, member: Member, state: State, reason: str = "") -> None:

@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 
 from headrace import __version__
-from headrace.core.errors import REASONS
+from headrace.core.errors import LIMITS, REASONS
 from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives
 from headrace.observe.fleet_metrics import Standings, fleet_families
@@ -98,6 +98,7 @@ class Metrics:
         self._fleet = fleet
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._limited: Counter[str] = Counter()
         self._ttft = Histogram(TTFT_BOUNDS)
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
         self._itl = Histogram(ITL_BOUNDS)
@@ -113,6 +114,8 @@ class Metrics:
         self._requests[record.route, record.outcome] += 1
         if record.reason is not None and record.model is not None:
             self._refused[record.model, record.reason] += 1
+        if record.limit is not None:
+            self._limited[record.limit] += 1
         ttft = record.timeline.ttft()
         for stage, ms in record.timeline.stages().items():
             # The last stage of a whole answer spans all its decoding; only a stream's says how long delivery takes.
@@ -142,6 +145,14 @@ class Metrics:
             requests.add_metric(labels, count)
         yield requests
         yield self._refusals()
+        limited = CounterMetricFamily(
+            "headrace_limited",
+            f"Requests refused because their key is over a limit; reason is one of {', '.join(LIMITS)}.",
+            labels=("reason",),
+        )
+        for limit in LIMITS:
+            limited.add_metric((limit,), self._limited[limit])
+        yield limited
         yield _histogram("headrace_ttft_seconds", "First byte of a streamed request to its first text.", self._ttft)
         stages = HistogramMetricFamily("headrace_stage_seconds", "Time to the first text by stage.", labels=("stage",))
         for stage, histogram in self._stages.items():

@@ -28,6 +28,7 @@ from headrace.core.errors import (
     EngineUnavailable,
     HeadraceError,
     InternalError,
+    ModelNotAllowed,
     ModelNotFound,
     RouteNotFound,
     Unsupported,
@@ -40,7 +41,7 @@ from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
-from headrace.observe.record import OTHER
+from headrace.observe.record import OTHER, Outcome, outcome_of
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
@@ -212,8 +213,12 @@ class App:
         return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt)
 
     def _alias(self, name: str, exchange: Exchange) -> str:
-        """`name`, which the caller may use. Raises ModelNotFound."""
+        """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
         aliases = self._aliases(exchange)
+        if name not in aliases and name in self.fleet.aliases:
+            exchange.record.model = name
+            allowed = ", ".join(sorted(aliases)) or "none that is served here"
+            raise ModelNotAllowed(f"this key may not use that model; it may use: {allowed}", param="model")
         if name not in aliases:
             exchange.record.model = OTHER
             if not self.fleet.aliases:
@@ -249,12 +254,15 @@ class App:
                 await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
             else:
                 await answer_whole(exchange, live, attempts, self._clock)
+        except BaseException as error:
+            exchange.record.outcome = _ending(error)
+            raise
         finally:
             usage, record = live.usage(), exchange.record
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
-            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, record.outcome)
             self._live.discard(live)
             self.ticker.remove(live)
             if self._draining and not self._live:
@@ -329,3 +337,10 @@ class App:
         await exchange.answer(
             200, self._page.body, content_type=b"text/html; charset=utf-8", headers=self._page.headers
         )
+
+
+def _ending(error: BaseException) -> Outcome:
+    """How a request ended that was broken off by that."""
+    if isinstance(error, HeadraceError):
+        return outcome_of(error)
+    return "cancelled" if isinstance(error, ClientGone | asyncio.CancelledError) else "error"
