@@ -288,6 +288,17 @@ def test_what_is_wrong_with_an_engine_is_one_line(tmp_path: Path, line: str, mes
     assert refusal(file=file) == message
 
 
+def test_the_guide_s_example_is_a_configuration(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "engines.md").read_text()
+    example = guide.split("```toml\n")[1].split("```")[0]
+    config = load(file=write(tmp_path, example), environ=NOWHERE | {"GPU_KEY": "sesame"})
+    assert [spec.name for spec in config.engines] == ["local", "gpu1", "gpu2", "next"]
+    assert [(spec.name, spec.engines) for spec in config.aliases] == [
+        ("chat", {"gpu1": 1.0, "gpu2": 1.0, "local": 0.0}),
+        ("small", {"local": 1.0}),
+    ]
+
+
 def test_a_key_that_is_not_set_and_tables_that_are_none_are_refused(tmp_path: Path) -> None:
     assert refusal(file=write(tmp_path, TABLES)) == (
         "engines.gpu/1.key_env: the environment variable GPU_KEY is not set"

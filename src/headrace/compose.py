@@ -88,20 +88,19 @@ async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Pre
     entrance = make_entrance(config, shared)
     try:
         await entrance.start()
-        return await _serve(config, on_ready, prepare, entrance)
+        return await _serve(config, on_ready, entrance, make_pool(config, prepare))
     finally:
         await entrance.close()
         if shared is not None:
             await shared.close()
 
 
-async def _serve(config: Config, on_ready: Callable[[str], None], prepare: Prepare | None, entrance: Entrance) -> int:
+async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entrance, pool: Pool) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
     guard = entrance.guard
     sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
-    pool = make_pool(config, prepare)
     admin = Admin(config, pool, sock, guarded=lambda: guard.guarded, more=usage_routes(entrance.usage))
     app = App(
         pool,

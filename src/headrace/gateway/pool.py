@@ -32,7 +32,7 @@ from headrace.core.errors import (
     StartupError,
 )
 from headrace.core.request import Ask
-from headrace.gateway.affinity import NOTHING, Affinity, Beginnings, beginnings
+from headrace.gateway.affinity import Affinity, Beginnings, beginnings
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.health import Health
 from headrace.gateway.member import Member, MemberLease, Restartable, Serving, Starting
@@ -233,7 +233,8 @@ class Pool:
             raise self._refusal(route, now, without, family)
         if prompt is None and len(route.weights) > 1 and self._has_siblings(route, chosen):
             prompt = beginnings(ask)
-        self._affinity.remember(chosen.name, prompt or NOTHING)
+        if prompt is not None:
+            self._affinity.remember(chosen.name, prompt)
         self._leases += 1
         member = self._members[chosen.name]
         member.chosen = self._leases
@@ -303,6 +304,7 @@ class Pool:
         self._loaded.pop(member.spec.name, None)
         if backend is not None:
             await _closed(member.spec.name, backend)
+        self._affinity.forget(member.spec.name)
         self._set(member, State.GONE, reason)
         member.ending = None
 

@@ -112,7 +112,7 @@ def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
     timeout_ms = rows.number("ttft_timeout_ms", 0.0, 0.0, LONGEST_S * 1e3)
     probe_s = rows.number("probe_s", 10.0, 0.0, LONGEST_S)
     load = rows.flag("load", True)
-    common = {"ttft_timeout_s": timeout_ms / 1e3 or None, "probe_s": probe_s, "load": load}
+    common: dict[str, Any] = {"ttft_timeout_s": timeout_ms / 1e3 or None, "probe_s": probe_s, "load": load}
     if kind == "llama":
         rows.only("openai", *OTHERS_KEYS)
         settings = {f"{part}.{key}": value for part in OVERRIDABLE for key, value in rows.table(part).items()}
