@@ -12,7 +12,7 @@ from acceptance.asking import Answer, on_loop
 from acceptance.keyed import keyed, put_keys
 from acceptance.test_warm_prefixes import SYSTEM, chat, until_pinned
 from acceptance.tiered import Served, answering, cached
-from headrace.compose import make_encode, make_engine
+from headrace.assembly import make_encode, make_engine
 from headrace.core.kv import Pin
 from headrace.kv.templates import explain, parse
 from headrace.settings import Config, Engine, Model, Optimizations, Tiers

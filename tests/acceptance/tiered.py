@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 
 from acceptance.asking import Answer, Asking
-from headrace.compose import make_model
+from headrace.assembly import make_model
 from headrace.engines.base import StreamEngine
 from headrace.gateway.guard import Guard
 from headrace.observe.accesslog import AccessLog
