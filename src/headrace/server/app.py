@@ -27,11 +27,13 @@ from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, Int
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
+from headrace.gateway.gate import Seen
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.mirror import Mirror, Shadow
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
-from headrace.observe.record import OTHER
+from headrace.observe.record import OTHER, Record
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
@@ -64,6 +66,7 @@ class App:
         *,
         key: str | None = None,
         guard: Guard | None = None,
+        mirror: Mirror | None = None,
         page: Page | None = None,
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
@@ -77,6 +80,7 @@ class App:
         self.ticker = Ticker(clock, lag=metrics.lag)
         self._access_log = access_log
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
+        self._mirror = mirror
         self._page = page
         self._body_limit = body_limit
         self._limits = limits or StreamLimits()
@@ -225,11 +229,14 @@ class App:
         )
         identity = f"{prefix}{self._new_id()}", int(self._wall())
         attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
+        shadow: Shadow | None = None
         self._live.add(live)
         self.ticker.add(live)
         try:
             live.watch(exchange.receive)
             await attempts.begin()
+            if self._mirror is not None:
+                shadow = self._mirror.offer(ask, exchange.record.engine)
             if ask.options.stream:
                 await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
             else:
@@ -244,6 +251,8 @@ class App:
             self.ticker.remove(live)
             if self._draining and not self._live:
                 self._quiet.set()
+            if shadow is not None:
+                _compare(shadow, live, record)
             attempts.close()
             await live.close()
 
@@ -291,3 +300,13 @@ class App:
         await exchange.answer(
             200, self._page.body, content_type=b"text/html; charset=utf-8", headers=self._page.headers
         )
+
+
+def _compare(shadow: Shadow, live: Live, record: Record) -> None:
+    """Tell a copy what became of the live request."""
+    if live.gone or (live.failure is None and live.remaining):
+        shadow.cancel()
+        return
+    streamed = record.stream
+    seen = Seen(live.failure is None, live.first_s if streamed else None, tuple(record.gaps) if streamed else ())
+    shadow.close(seen, live.text if shadow.compares else None)
