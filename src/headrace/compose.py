@@ -1,26 +1,29 @@
 """The composition root: a `Config` becomes objects, wired once, here and nowhere else.
 
-Config ─► Blueprint ─► WorkerEngine ─┐
-   └────► Vocabulary ─► ChatTemplate ├─► ServedModel ─► App ─► Service
-                      └► PieceEncoder ┘
+Config ─► Blueprint ─► WorkerEngine ──┐
+   └────► Vocabulary ─► ChatTemplate  ├─► ServedModel ─► OwnEngine ─┐
+                      └► PieceEncoder ┘          spec ─► Upstream  ─┴► Pool ─► App ─► Service
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from headrace.config import cache_home, engine_environment
+from headrace import fleet
+from headrace.config import cache_home, engine_environment, for_engine
 from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
+from headrace.core.kv import Pin
 from headrace.core.limits import Limits
 from headrace.core.quantisation import SOURCE
 from headrace.core.speculation import MAX_GUESSES
@@ -34,8 +37,11 @@ from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
 from headrace.gateway.model import ServedModel
+from headrace.gateway.own import OwnEngine
+from headrace.gateway.pool import Pool, Starting
+from headrace.gateway.spec import EngineSpec
 from headrace.kv.templates import Encode
-from headrace.models import script_rate
+from headrace.models import Store, script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.pins import template_prefixes
@@ -62,10 +68,16 @@ BATCH_STEP = 64
 """Batches are made a multiple of this: llama.cpp's attention on a CPU works in tiles of 64 rows."""
 
 
-async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
+Prepare = Callable[[EngineSpec], Config]
+"""The settings of an engine of ours, its model a file that is there. Any thread; minutes if the model is fetched.
+Raises StartupError."""
+
+
+async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Prepare | None = None) -> int:
     """Serve until told to stop; the exit code. `on_ready` gets the base URL. Raises StartupError.
 
-    `config.model.path` is the path of a file and `config.model.alias` is set: names are resolved before.
+    Without declared engines `config.model.path` is the path of a file and `config.model.alias` is set: names are
+    resolved before. `prepare` does so for declared ones; by default from the model store, without a tuned profile.
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
@@ -73,19 +85,10 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     if server.slice_us:
         shorten(server.slice_us)
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
-    engines: dict[str, StreamEngine] = {}
-    models: dict[str, ServedModel] = {}
-    engine = make_engine(config)
-
-    async def start() -> None:
-        await engine.start()
-        engines[config.model.alias] = engine
-        models[config.model.alias] = model = make_model(config, engine)
-        engine.pin(template_prefixes(config, model))
-
+    pool = make_pool(config, prepare)
     app = App(
-        models,
-        Metrics(engines),
+        pool,
+        Metrics(pool.backends, fleet=pool),
         AccessLog(time.time),
         key=server.key or None,
         page=load_page(),
@@ -101,9 +104,56 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
-        return await launch.serve(app, sock, drain_s=server.drain_s, start=start, ready=lambda: on_ready(url))
+        return await launch.serve(
+            app,
+            sock,
+            drain_s=server.drain_s,
+            start=lambda: fleet.load(pool, config),
+            ready=lambda: on_ready(url),
+        )
     finally:
-        await engine.close()
+        await pool.close()
+
+
+def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
+    """All that is declared, not loaded yet. Raises StartupError."""
+    prepare = prepare or (lambda spec: _from_store(config, spec))
+
+    def build(spec: EngineSpec) -> Starting:
+        if spec.kind == "openai":
+            upstream = importlib.import_module("headrace.gateway.upstream")
+            return cast("Starting", upstream.Upstream(spec, time.monotonic))
+        if not config.engines and spec.name == config.model.alias:
+            return OwnEngine(lambda: Kit(config), exercise=False)
+        return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)
+
+    pool = Pool(build, time.monotonic)
+    fleet.declare(pool, config)
+    return pool
+
+
+def _from_store(config: Config, spec: EngineSpec) -> Config:
+    own = for_engine(config, spec)
+    if script_rate(spec.model) is not None:
+        return own
+    path = Store(cache_home() / "models").resolve(spec.model)
+    return replace(own, model=replace(own.model, path=str(path)))
+
+
+class Kit:
+    """What an engine of ours is made from: its own settings, the model a file."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def engine(self) -> StreamEngine:
+        return make_engine(self._config)
+
+    def model(self, engine: StreamEngine) -> ServedModel:
+        return make_model(self._config, engine)
+
+    def pins(self, model: ServedModel) -> Sequence[Pin]:
+        return template_prefixes(self._config, model)
 
 
 def make_limits(config: Config) -> Limits:

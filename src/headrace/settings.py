@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from headrace.gateway.spec import AliasSpec, EngineSpec
+
 Value = bool | int | float | str
 T = TypeVar("T", bound=Value)
 
@@ -256,6 +258,10 @@ class Config:
     templates: Templates = field(default_factory=Templates)
     shared: Shared = field(default_factory=Shared)
     log: Log = field(default_factory=Log)
+    engines: tuple[EngineSpec, ...] = ()
+    """The tables `[engines.NAME]`. None: one engine of ours that serves `model`."""
+    aliases: tuple[AliasSpec, ...] = ()
+    """The tables `[aliases.NAME]`."""
 
 
 SECTIONS: Mapping[str, type[Any]] = {

@@ -23,7 +23,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Configurations that reached the composition root; the server itself is ready at once and ends with status 5."""
     configs: list[Config] = []
 
-    async def fake(config: Config, on_ready: Callable[[str], None]) -> int:
+    async def fake(config: Config, on_ready: Callable[[str], None], **_: object) -> int:
         configs.append(config)
         on_ready(URL)
         return 5

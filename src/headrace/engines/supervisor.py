@@ -128,6 +128,11 @@ class WorkerEngine:
         return self._up or self._back_soon
 
     @property
+    def restarting(self) -> bool:
+        """The worker died, and who comes now waits for the next one."""
+        return self._back_soon
+
+    @property
     def info(self) -> ModelInfo:
         """Raises EngineUnavailable before the first start; known while the worker restarts."""
         if self._info is None:

@@ -3,7 +3,7 @@
 Counts of requests are kept here, on the event loop's thread and without locks; what an engine knows (its queue, its
 cells, its tokens) is read from it at the moment of a scrape, so no gauge can go stale. One collector in a registry
 of its own yields all families: two servers in one process do not meet. Label values are our own names only: routes
-of the path table, outcomes, stages, served models.
+of the path table, outcomes, stages, served models, declared engines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace import __version__
 from headrace.core.errors import REASONS
 from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives
+from headrace.observe.fleet_metrics import Standings, fleet_families
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
 from headrace.observe.tier_metrics import tier_families
@@ -84,10 +85,17 @@ class Measured(Protocol):
 
 
 class Metrics:
-    """`engines`: name → engine, read anew at each scrape."""
+    """`engines`: name → engine, and `fleet`: all that are declared; both read anew at each scrape."""
 
-    def __init__(self, engines: Mapping[str, Measured], *, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, Measured],
+        *,
+        fleet: Standings | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         self._engines = engines
+        self._fleet = fleet
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
         self._ttft = Histogram(TTFT_BOUNDS)
@@ -143,6 +151,7 @@ class Metrics:
         yield _histogram("headrace_event_loop_lag_seconds", "How late timers ran while streams were open.", self._lag)
         yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
         yield from self._of_engines()
+        yield from fleet_families(self._fleet)
 
     def _build(self) -> Metric:
         build = InfoMetricFamily("headrace_build", "The version that runs.")
@@ -155,7 +164,8 @@ class Metrics:
             f"Requests refused because of the queue; reason is one of {', '.join(REASONS)}.",
             labels=("model", "reason"),
         )
-        for labels in sorted({(name, reason) for name in self._engines for reason in REASONS} | self._refused.keys()):
+        names = self._engines if self._fleet is None else self._fleet.aliases
+        for labels in sorted({(name, reason) for name in names for reason in REASONS} | self._refused.keys()):
             refused.add_metric(labels, self._refused[labels])
         return refused
 
