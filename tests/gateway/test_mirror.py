@@ -10,6 +10,7 @@ from headrace.core.events import Delta, Failed
 from headrace.core.request import BATCH, Ask, Options
 from headrace.gateway.gate import Seen
 from headrace.gateway.mirror import SALT, Mirror, Shadow
+from headrace.gateway.pool import Route
 from headrace.gateway.spec import MirrorSpec
 from server.asgi_driver import on_loop
 from server.hand_engine import HandEngine, Hands, model
@@ -28,13 +29,14 @@ class Stand:
         self.leases: list[HandLease] = []
         self.down = False
 
-    def mirror(self, alias: str) -> MirrorSpec | None:
-        return self.spec
+    @property
+    def routes(self) -> dict[str, Route]:
+        return {"m": Route({}, self.spec)}
 
-    def borrow(self, engine: str) -> HandLease:
+    def lease_of(self, name: str) -> HandLease:
         if self.down:
             raise EngineUnavailable("away")
-        self.leases.append(HandLease(engine, model(self.engine), "f"))
+        self.leases.append(HandLease(name, model(self.engine), "f"))
         return self.leases[-1]
 
 

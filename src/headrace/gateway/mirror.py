@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -41,12 +41,20 @@ OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "dropped", "unpaire
 log = logging.getLogger(__name__)
 
 
+class Mirrored(Protocol):
+    """An alias. A `pool.Route`."""
+
+    @property
+    def mirror(self) -> MirrorSpec | None: ...
+
+
 class Candidates(Protocol):
     """What is to be mirrored where. A `pool.Pool`."""
 
-    def mirror(self, alias: str) -> MirrorSpec | None: ...
+    @property
+    def routes(self) -> Mapping[str, Mirrored]: ...
 
-    def borrow(self, engine: str) -> Lease:
+    def lease_of(self, name: str) -> Lease:
         """A lease of that very engine. Raises EngineUnavailable."""
         ...
 
@@ -132,7 +140,8 @@ class Mirror:
 
     def offer(self, ask: Ask, engine: str | None) -> Shadow | None:
         """A copy of `ask`, which `engine` answers, is on its way; None: not this one. Does not raise."""
-        spec = self._candidates.mirror(ask.model)
+        route = self._candidates.routes.get(ask.model)
+        spec = None if route is None else route.mirror
         if spec is None or spec.to == engine:
             return None
         window = self.windows.get(ask.model)
@@ -146,7 +155,7 @@ class Mirror:
             window.outcomes["dropped"] += 1
             return None
         try:
-            lease = self._candidates.borrow(spec.to)
+            lease = self._candidates.lease_of(spec.to)
         except HeadraceError:
             window.outcomes["dropped"] += 1
             return None

@@ -85,12 +85,12 @@ class Attempts:
             return False
         ask = replace(self.ask, told=told)
         while True:
-            live.give_up(forget=not committed)
             try:
                 lease = self._fleet.lease(ask, without=self._tried, family=self._family if committed else None)
             except HeadraceError:
                 live.fail(error)
                 return False
+            live.give_up(forget=not committed)
             try:
                 await self._try(lease, ask)
             except HeadraceError as refused:
