@@ -28,7 +28,6 @@ LATER: dict[int, str] = {
     49: RESUME,
     50: RESUME,
     51: ENGINES,
-    52: ENGINES,
     53: KEYS,
     54: "cross-origin pages: no origin is allowed yet",
     55: KEYS,

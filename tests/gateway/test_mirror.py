@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from headrace.core.errors import EngineUnavailable, Overloaded
 from headrace.core.events import Delta, Failed
 from headrace.core.request import BATCH, Ask, Options
 from headrace.gateway.gate import Seen
-from headrace.gateway.mirror import SALT, Mirror, Shadow
+from headrace.gateway.mirror import FIRST_RID, SALT, Mirror, Shadow
 from headrace.gateway.pool import Route
 from headrace.gateway.spec import MirrorSpec
 from server.asgi_driver import on_loop
@@ -46,7 +45,7 @@ class Rig:
         self.stand = Stand(self.engine, MirrorSpec(**{"to": "new", "share": 1.0, "requests": 2, **spec}))
         self.clock = Hands()
         self.promoted: list[tuple[str, str]] = []
-        self.mirror = Mirror(self.stand, self.clock, itertools.count(900), promote=self.promote, most=most)
+        self.mirror = Mirror(self.stand, self.clock, promote=self.promote, most=most)
 
     async def promote(self, alias: str, engine: str) -> None:
         self.promoted.append((alias, engine))
@@ -89,7 +88,7 @@ async def test_a_copy_has_the_least_priority_and_a_salt_of_its_own() -> None:
     rig = Rig()
     await rig.offer()
     (generation,) = rig.engine.generations
-    assert (generation.priority, generation.salt, generation.rid) == (BATCH, SALT + "tenant", 900)
+    assert (generation.priority, generation.salt, generation.rid) == (BATCH, SALT + "tenant", FIRST_RID)
     assert generation.sampling.seed == 42, "it draws as the live one does"
     await rig.mirror.close()
 
@@ -186,7 +185,7 @@ async def test_a_client_that_leaves_ends_its_copy() -> None:
     shadow = await rig.offer()
     shadow.cancel()
     await rig.rest()
-    assert rig.engine.cancelled == [900]
+    assert rig.engine.cancelled == [FIRST_RID]
     assert rig.outcomes() == {"cancelled": 1}
     assert rig.stand.leases[0].ends == ["cancelled"]
     done = await rig.offer()

@@ -12,9 +12,10 @@ requests are copied is not drawn: a share of 1 % is every hundredth.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -33,6 +34,8 @@ LONGEST_S = 120.0
 KEPT_TEXT = 32 * 1024
 """Characters of either side that are compared."""
 SALT = "mirror\x1f"
+FIRST_RID = 1 << 48
+"""Above those of requests."""
 
 Outcome = Literal["ok", "error", "cancelled", "dropped", "unpaired"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "dropped", "unpaired")
@@ -107,28 +110,26 @@ def _side(figures: Figures) -> dict[str, Any]:
 
 
 class Mirror:
-    """On the event loop. `promote(alias, engine)` is started as a task when the gate opens; it does not raise.
-
-    `rids`: the server's own numbers of generations.
-    """
+    """On the event loop. `promote(alias, engine)` is started as a task when the gate opens; it does not raise."""
 
     def __init__(
         self,
         candidates: Candidates,
         clock: Clock,
-        rids: Iterator[int],
         *,
         promote: Callable[[str, str], Awaitable[None]] | None = None,
         most: int = MOST_AT_ONCE,
     ) -> None:
         self._candidates = candidates
         self._clock = clock
-        self._rids = rids
+        self._rids = itertools.count(FIRST_RID)
         self._promote = promote
         self._most = most
         self._running: set[Shadow] = set()
         self._tasks: set[asyncio.Future[None]] = set()
         self.windows: dict[str, Window] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """(alias, outcome) → copies, since the start."""
 
     @property
     def running(self) -> int:
@@ -152,12 +153,12 @@ class Mirror:
             return None
         window.due -= 1.0
         if len(self._running) >= self._most:
-            window.outcomes["dropped"] += 1
+            self._count(ask.model, window, "dropped")
             return None
         try:
             lease = self._candidates.lease_of(spec.to)
         except HeadraceError:
-            window.outcomes["dropped"] += 1
+            self._count(ask.model, window, "dropped")
             return None
         shadow = Shadow(self, window, ask, lease)
         self._running.add(shadow)
@@ -178,6 +179,10 @@ class Mirror:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _count(self, alias: str, window: Window, outcome: Outcome) -> None:
+        window.outcomes[outcome] += 1
+        self.counts[alias, outcome] += 1
 
     def _over(self, shadow: Shadow) -> None:
         self._running.discard(shadow)
@@ -309,20 +314,22 @@ class Shadow:
         self._ok = ok
         self._over.set()
 
+    def _count(self, outcome: Outcome) -> None:
+        self._mirror._count(self._ask.model, self._window, outcome)
+
     def _settle(self) -> None:
         """Both sides are there: what has become of it?"""
-        outcomes = self._window.outcomes
         if self._counted or not self._done or (self._live is None and not self._cancelled):
             return
         self._counted = True
         if self._cancelled or self._live is None:
-            outcomes["cancelled"] += 1
+            self._count("cancelled")
             return
         live, text = self._live
         if not live.ok:
-            outcomes["unpaired"] += 1
+            self._count("unpaired")
             return
-        outcomes["ok" if self._ok else "error"] += 1
+        self._count("ok" if self._ok else "error")
         if text is not None and self._ok:
             self._window.agreements.add((agreement(text[:KEPT_TEXT], "".join(self._text)[:KEPT_TEXT]),))
         streamed = self._ask.options.stream
