@@ -17,7 +17,9 @@ from headrace import fleet
 from headrace.admin import Admin
 from headrace.assembly import Kit
 from headrace.config import cache_home, for_engine
+from headrace.core.errors import HeadraceError
 from headrace.entrance import Entrance, make_entrance, make_shared
+from headrace.gateway.mirror import Mirror
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.pool import Pool, Starting
 from headrace.gateway.spec import EngineSpec
@@ -26,11 +28,14 @@ from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server import launch
 from headrace.server.app import App
+from headrace.server.mirroring import mirror_routes
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
 from headrace.server.usage import usage_routes
 from headrace.settings import Config
+
+log = logging.getLogger(__name__)
 
 Prepare = Callable[[EngineSpec], Config]
 """The settings of an engine of ours, its model a file that is there. Any thread; minutes if the model is fetched.
@@ -62,22 +67,26 @@ async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entr
         shorten(server.slice_us)
     guard = entrance.guard
     sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
-    admin = Admin(config, pool, sock, guarded=lambda: guard.guarded, more=usage_routes(entrance.usage))
+
+    async def promote(alias: str, engine: str) -> None:
+        try:
+            await admin.switcher.switch(alias, engine)
+        except HeadraceError as error:
+            log.warning("%s is not switched to %s: %s", alias, engine, error.message)
+
+    mirror = Mirror(pool, time.monotonic, promote=promote)
+    rows = (*usage_routes(entrance.usage), *mirror_routes(mirror))
+    admin = Admin(config, pool, sock, guarded=lambda: guard.guarded, more=rows)
     app = App(
         pool,
-        Metrics(pool.backends, fleet=pool),
+        Metrics(pool.backends, fleet=pool, mirror=mirror),
         AccessLog(time.time),
         guard=guard,
+        mirror=mirror,
         page=load_page(),
         rows=admin.rows,
         body_limit=server.body_limit_bytes,
-        limits=StreamLimits(
-            header_hold_s=server.header_hold_s,
-            heartbeat_s=server.heartbeat_s,
-            write_timeout_s=server.write_timeout_s,
-            max_pending_events=server.max_pending_events,
-            queue_timeout_s=config.engine.queue_timeout_s,
-        ),
+        limits=make_stream_limits(config),
     )
     try:
         return await launch.serve(
@@ -89,8 +98,21 @@ async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entr
             ready=lambda: on_ready(launch.url_of(sock)),
         )
     finally:
+        await mirror.close()
         await admin.close()
         await pool.close()
+
+
+def make_stream_limits(config: Config) -> StreamLimits:
+    """What one stream may cost."""
+    server = config.server
+    return StreamLimits(
+        header_hold_s=server.header_hold_s,
+        heartbeat_s=server.heartbeat_s,
+        write_timeout_s=server.write_timeout_s,
+        max_pending_events=server.max_pending_events,
+        queue_timeout_s=config.engine.queue_timeout_s,
+    )
 
 
 def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:

@@ -13,7 +13,6 @@ CASES = range(1, 68)
 
 TOOLS = "tool calls: refused by name until they exist"
 STRUCTURED = "structured output: refused by name until it exists"
-ENGINES = "several engines behind one name: switching, mirroring"
 RESUME = "resumable streams"
 WIRE = "HTTP/2, and checks through proxies"
 FRONT = "the client package and its hook; today's page has tests of its own"
@@ -25,7 +24,6 @@ LATER: dict[int, str] = {
     31: STRUCTURED,
     49: RESUME,
     50: RESUME,
-    52: ENGINES,
     54: "cross-origin pages: no origin is allowed yet",
     63: METRICS,
     64: WIRE,

@@ -41,6 +41,27 @@ class Standings(Protocol):
     def standings(self) -> Iterable[Standing]: ...
 
 
+class Mirrors(Protocol):
+    """Whoever copies requests."""
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """(alias, outcome) → copies since the start."""
+        ...
+
+
+def mirror_family(mirror: Mirrors | None) -> Metric:
+    """`mirror` None: the family without values."""
+    family = CounterMetricFamily(
+        "headrace_mirrored",
+        "Copies of requests for a candidate; outcome is one of ok, error, cancelled, dropped, unpaired.",
+        labels=("model", "outcome"),
+    )
+    for labels, count in sorted((mirror.counts if mirror is not None else {}).items()):
+        family.add_metric(labels, count)
+    return family
+
+
 def fleet_families(fleet: Standings | None) -> Iterator[Metric]:
     """`fleet` None: the families without values."""
     engines = () if fleet is None else tuple(fleet.standings())

@@ -22,7 +22,7 @@ from headrace import __version__
 from headrace.core.errors import LIMITS, REASONS
 from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives
-from headrace.observe.fleet_metrics import Standings, fleet_families
+from headrace.observe.fleet_metrics import Mirrors, Standings, fleet_families, mirror_family
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
 from headrace.observe.tier_metrics import tier_families
@@ -92,10 +92,12 @@ class Metrics:
         engines: Mapping[str, Measured],
         *,
         fleet: Standings | None = None,
+        mirror: Mirrors | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._engines = engines
         self._fleet = fleet
+        self._mirror = mirror
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
         self._limited: Counter[str] = Counter()
@@ -163,6 +165,7 @@ class Metrics:
         yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
         yield from self._of_engines()
         yield from fleet_families(self._fleet)
+        yield mirror_family(self._mirror)
 
     def _build(self) -> Metric:
         build = InfoMetricFamily("headrace_build", "The version that runs.")

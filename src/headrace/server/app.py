@@ -37,6 +37,7 @@ from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.mirror import Mirror, Shadow
 from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
@@ -47,6 +48,7 @@ from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
+from headrace.server.mirroring import compare
 from headrace.server.page import Page
 from headrace.server.recent import Recent
 from headrace.server.route import Route, Routes, not_found
@@ -75,6 +77,7 @@ class App:
         *,
         key: str | None = None,
         guard: Guard | None = None,
+        mirror: Mirror | None = None,
         page: Page | None = None,
         rows: Iterable[Route] = (),
         body_limit: int = BODY_LIMIT,
@@ -89,6 +92,7 @@ class App:
         self.ticker = Ticker(clock, lag=metrics.lag)
         self._access_log = access_log
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
+        self._mirror = mirror
         self._page = page
         self._body_limit = body_limit
         self._limits = limits or StreamLimits()
@@ -260,11 +264,14 @@ class App:
         )
         identity = f"{prefix}{self._new_id()}", int(self._wall())
         attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
+        shadow: Shadow | None = None
         self._live.add(live)
         self.ticker.add(live)
         try:
             live.watch(exchange.receive)
             await attempts.begin()
+            if self._mirror is not None:
+                shadow = self._mirror.offer(ask, exchange.record.engine)
             if ask.options.stream:
                 await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
             else:
@@ -282,6 +289,8 @@ class App:
             self.ticker.remove(live)
             if self._draining and not self._live:
                 self._quiet.set()
+            if shadow is not None:
+                compare(shadow, live, record)
             attempts.close()
             await live.close()
 
