@@ -11,7 +11,7 @@ import pytest
 from headrace.core.events import Delta
 from headrace.core.request import Options
 from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Usage
-from headrace.protocol.block import blocks_of, cut, event_id, parse_id, text_of, weight_of
+from headrace.protocol.block import blocks_of, cut, event_id, identity_of, parse_id, text_of, weight_of
 from headrace.protocol.sse import COMMENT, DONE, event
 
 ANSWERS: list[Callable[[], Answer]] = [
@@ -73,3 +73,11 @@ def test_ids_are_read_as_they_are_written() -> None:
     assert parse_id(event_id("abc", 17)) == ("abc", 17)
     for wrong in ("", "abc", "-3", "abc-", "abc-x", "abc--", "abc-²", "abc-1_0", "abc- 1", "abc-" + "9" * 16):
         assert parse_id(wrong) is None, wrong
+
+
+@pytest.mark.parametrize("make", ANSWERS)
+def test_the_name_of_an_answer_stands_in_each_of_its_chunks(make: Callable[[], Answer]) -> None:
+    (block,) = said(make(), "a")
+    assert identity_of(block) == ("x", 1)
+    assert identity_of(DONE) is None
+    assert identity_of(event(b'{"error":{}}')) is None

@@ -76,7 +76,7 @@ class Server:
         if writer._task is not None:
             writer._task.cancel()
         writer._writings.clear()
-        for live in tuple(self.app._live):
+        for live in tuple(self.app._producer._live):
             live.leave()
         await settle()
 
@@ -168,4 +168,4 @@ def writer_of(server: Server) -> LogWriter:
 async def written(server: Server) -> None:
     """Redis has everything that the server said."""
     writer = writer_of(server)
-    await until(lambda: all(one.known and one.written == one.log.last for one in writer._writings.values()))
+    await until(lambda: all(one.known is not None and one.written == one.log.last for one in writer._writings.values()))

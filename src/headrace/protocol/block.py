@@ -29,6 +29,11 @@ class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
 
 
+class _Head(msgspec.Struct, gc=False):
+    id: str
+    created: int
+
+
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
@@ -56,6 +61,15 @@ def text_of(block: bytes) -> str:
         return ""
     choice = choices[0]
     return (choice.delta.content if choice.delta is not None else choice.text) or ""
+
+
+def identity_of(block: bytes) -> tuple[str, int] | None:
+    """`id` and `created` of the answer that the block is a chunk of; None if it has none."""
+    try:
+        head = msgspec.json.decode(block.partition(b"data: ")[2], type=_Head)
+    except msgspec.DecodeError:
+        return None
+    return head.id, head.created
 
 
 def weight_of(block: bytes) -> int:

@@ -11,11 +11,10 @@ user's text. No middleware: what every request needs is in `__call__`.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,29 +22,40 @@ import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound, Overloaded
-from headrace.core.request import Ask
+from headrace.core.errors import (
+    Draining,
+    EngineUnavailable,
+    HeadraceError,
+    InternalError,
+    ModelNotAllowed,
+    ModelNotFound,
+    RouteNotFound,
+    Unsupported,
+)
+from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
-from headrace.gateway.guard import Caller, Guard, KeyGuard, OpenGuard, Permit
+from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.mirror import Mirror
+from headrace.gateway.model import ServedModel
 from headrace.gateway.shared import SharedRedis
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
-from headrace.observe.record import OTHER, Record, outcome_of
+from headrace.observe.record import OTHER, Record
 from headrace.protocol.openai import common_options, model_of, read
-from headrace.server.attempts import LONG_BODY, Attempts
+from headrace.server.attempts import LONG_BODY
 from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
-from headrace.server.live import Live
 from headrace.server.log_redis import LEASE_S
 from headrace.server.page import Page
-from headrace.server.resume import Production, Resuming
+from headrace.server.production import Producer
+from headrace.server.recent import Recent
+from headrace.server.resume import Resuming
 from headrace.server.route import Route, Routes, not_found
-from headrace.server.stream import Stream, StreamLimits
-from headrace.server.streams import LogLimits, Streams, owner_of
+from headrace.server.stream import StreamLimits
+from headrace.server.streams import LogLimits, Streams
 from headrace.server.ticker import Ticker
-from headrace.server.whole import answer_whole
 
 BODY_LIMIT = 10 * 2**20
 
@@ -55,10 +65,10 @@ log = logging.getLogger(__name__)
 class App:
     """The ASGI callable. `fleet`: aliases and engines; a mapping of models is one where each is its own alias.
 
-    `guard`: who may ask what; `key` is short for a guard with one key, None: no key is asked for. `clock` in s as for
-    everything else, `wall` Unix time in s; `new_id` makes the random part of ids, `seed` a seed for requests that bring
-    none. `shared`: the Redis through which other servers can resume our streams; `lease_s`: for how long one that died
-    counts as alive.
+    `rows`: further ones of the path table. `guard`: who may ask what; `key` is short for a guard with one key, None: no
+    key is asked for. `clock` in s as for everything else, `wall` Unix time in s; `new_id` makes the random part of ids,
+    `seed` a seed for requests that bring none. `shared`: the Redis through which other servers can resume our streams;
+    `lease_s`: for how long one that died counts as alive.
     """
 
     def __init__(
@@ -69,7 +79,9 @@ class App:
         *,
         key: str | None = None,
         guard: Guard | None = None,
+        mirror: Mirror | None = None,
         page: Page | None = None,
+        rows: Iterable[Route] = (),
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
         log_limits: LogLimits | None = None,
@@ -87,36 +99,36 @@ class App:
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
         self._page = page
         self._body_limit = body_limit
-        self._limits = limits or StreamLimits()
         self._clock = clock
         self._wall = wall
         self._new_id = new_id
         self._seed = seed
-        self._rids = itertools.count(1)
-        self._live: set[Live] = set()
-        self.resuming = Resuming(
-            Streams(log_limits or LogLimits(), clock, metrics.streams),
-            self._outlive,
-            self._limits,
-            self.ticker,
-            clock,
-            shared,
-            lease_s=lease_s,
+        self._recent = Recent()
+        limits = limits or StreamLimits()
+        streams = Streams(log_limits or LogLimits(), clock, metrics.streams)
+        self._producer = Producer(
+            self.fleet, self._guard, streams, self.ticker, limits, clock, metrics, self._account, mirror=mirror
         )
-        self._draining = False
-        self._quiet = asyncio.Event()
+        self.resuming = Resuming(streams, self._producer, limits, self.ticker, clock, shared, lease_s=lease_s)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
+        self.operating = (
+            Route("/healthz", {"GET": self._health}, public=True),
+            Route("/health", {"GET": self._health}, public=True),
+            Route("/readyz", {"GET": self._readiness}, public=True),
+            Route("/metrics", {"GET": self._metrics}),
+        )
+        """The rows that an address for operators has too."""
         self.routes = Routes(
             Route("/v1/models", {"GET": self._list_models}),
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
             Route("/v1/streams/{name}", {"GET": self.resuming.get, "DELETE": self.resuming.delete}),
-            Route("/healthz", {"GET": self._health}, public=True),
-            Route("/health", {"GET": self._health}, public=True),
-            Route("/readyz", {"GET": self._readiness}, public=True),
-            Route("/metrics", {"GET": self._metrics}),
+            Route("/tokenize", {"POST": self._tokenize}),
+            Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/", {"GET": self._show_page}, public=True),
+            *self.operating,
+            *rows,
         )
 
     # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,23 +136,24 @@ class App:
     @property
     def running(self) -> int:
         """Responses being made."""
-        return len(self._live)
+        return self._producer.running
 
     def drain(self) -> None:
         """Take no new work from now on."""
-        self._draining = True
         self.resuming.drain()
-        if not self._live:
-            self._quiet.set()
+        self._producer.drain()
 
     async def quiet(self) -> None:
         """Until `drain` was called and no response is being made any more."""
-        await self._quiet.wait()
+        await self._producer.quiet()
 
     def fail_all(self, error: HeadraceError) -> None:
         """End every response with `error`."""
-        for live in tuple(self._live):
-            live.fail(error)
+        self._producer.fail_all(error)
+
+    async def finish(self) -> None:
+        """After the last request, while there are engines: hand over what other servers need of ours."""
+        await self.resuming.close()
 
     def close(self) -> None:
         """Give up the threads; after the last request."""
@@ -149,12 +162,16 @@ class App:
     # The way of a request ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.serve(self.routes, scope, receive, send)
+
+    async def serve(self, routes: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request to an address that has these routes."""
         first_byte = self._clock()
         if scope["type"] != "http":
             raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
         exchange = Exchange(scope, receive, send, first_byte=first_byte, new_id=self._new_id)
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, routes)
         except ClientGone:
             exchange.record.outcome = "cancelled"
         except asyncio.CancelledError:
@@ -162,18 +179,20 @@ class App:
             raise
         finally:
             if exchange.accounted:
-                self._account(exchange.record)
+                self._account(exchange.caller.name, exchange.record)
 
-    def _account(self, record: Record) -> None:
-        """A request is over."""
+    def _account(self, caller: str, record: Record) -> None:
+        """A request is over. `caller`: the name of its key."""
         record.total_s = self._clock() - record.timeline.first_byte
+        if record.engine is not None:
+            self._recent.add(caller, record)
         self.metrics.request(record)
         self._access_log.write(record)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, routes: Routes) -> None:
         """Handle, and refuse if that fails. Raises ClientGone."""
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(exchange, routes)
             return
         except ClientGone:
             raise
@@ -187,11 +206,16 @@ class App:
         else:
             await exchange.refuse(refusal)
 
-    async def _dispatch(self, exchange: Exchange) -> None:
-        route = self.routes.find(exchange.path)
+    async def _dispatch(self, exchange: Exchange, routes: Routes) -> None:
+        route = routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
-        if route is None or not route.public:
+        check = routes.check(route)
+        if route is not None and route.public:
+            pass
+        elif check is not None:
+            check(exchange)
+        else:
             exchange.caller = await self._guard.identify(exchange.values(b"authorization"))
             exchange.record.key = exchange.caller.name or None
         if route is None:
@@ -221,8 +245,12 @@ class App:
         return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt)
 
     def _alias(self, name: str, exchange: Exchange) -> str:
-        """`name`, which the caller may use. Raises ModelNotFound."""
+        """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
         aliases = self._aliases(exchange)
+        if name not in aliases and name in self.fleet.aliases:
+            exchange.record.model = name
+            allowed = ", ".join(sorted(aliases)) or "none that is served here"
+            raise ModelNotAllowed(f"this key may not use that model; it may use: {allowed}", param="model")
         if name not in aliases:
             exchange.record.model = OTHER
             if not self.fleet.aliases:
@@ -241,83 +269,8 @@ class App:
         identity = f"{prefix}{self._new_id()}", int(self._wall())
         if ask.options.stream and ask.options.resume:
             await self.resuming.post(exchange, ask, identity)
-            return
-        permit = await self._admit(exchange.caller, ask)
-        name = self.resuming.streams.new_id()
-        await self._make(Production(exchange, ask, identity, name), permit, receive=exchange.receive)
-
-    async def _outlive(self, production: Production, caller: Caller) -> None:
-        """A response that goes on when its client has left, with an account of its own. Raises what refused it."""
-        record = production.outlet.record
-        try:
-            await self._make(production, await self._admit(caller, production.ask), receive=None)
-        except ClientGone:
-            record.outcome = "cancelled"
-            raise
-        except HeadraceError as error:
-            record.outcome = outcome_of(error)
-            if record.outcome != "cancelled":
-                record.status = error.status
-            record.reason = error.reason if isinstance(error, Overloaded) else None
-            raise
-        finally:
-            self._account(record)
-
-    async def _admit(self, caller: Caller, ask: Ask) -> Permit:
-        if self._draining:
-            raise Draining("the server is shutting down; try again shortly")
-        return await self._guard.admit(caller, ask)
-
-    async def _make(self, production: Production, permit: Permit, *, receive: Receive | None) -> None:
-        """Leaves nothing behind, whatever happens. `receive` None: nobody's leaving stops it."""
-        outlet, ask = production.outlet, production.ask
-        live = Live(
-            outlet.timeline,
-            self._clock,
-            max_pending=self._limits.max_pending_events,
-            queue_timeout_s=self._limits.queue_timeout_s,
-        )
-        attempts = Attempts(
-            self.fleet, live, ask, outlet.record, self._clock, self._rids,
-            identity=production.identity, family=production.family,
-        )  # fmt: skip
-        self._live.add(live)
-        self.ticker.add(live)
-        try:
-            if receive is not None:
-                live.watch(receive)
-            else:
-                self.resuming.began(production, live, attempts)
-            await attempts.begin()
-            if ask.options.stream:
-                await self._stream(production, live, attempts)
-            else:
-                assert isinstance(outlet, Exchange)
-                await answer_whole(outlet, live, attempts, self._clock)
-        finally:
-            usage, record = live.usage(), outlet.record
-            record.prompt_tokens = usage.prompt_tokens
-            record.cached_tokens = usage.cached_tokens
-            record.completion_tokens = usage.completion_tokens
-            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-            self._live.discard(live)
-            self.ticker.remove(live)
-            if self._draining and not self._live:
-                self._quiet.set()
-            attempts.close()
-            await live.close()
-
-    async def _stream(self, production: Production, live: Live, attempts: Attempts) -> None:
-        streams, name = self.resuming.streams, production.name
-        stream = Stream(production.outlet, live, attempts, self._limits, self._clock, name=name)
-        self.metrics.open_streams += 1
-        if isinstance(production.outlet, Exchange):
-            streams.register(name, owner_of(production.outlet.caller), live.fail)
-        try:
-            await stream.run(self.ticker)
-        finally:
-            streams.unregister(name)
-            self.metrics.open_streams -= 1
+        else:
+            await self._producer.answer(exchange, ask, identity)
 
     # Everything else ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -332,16 +285,39 @@ class App:
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
 
+    async def _tokenize(self, exchange: Exchange) -> None:
+        """The tokens of a prompt, as vLLM's server tells them: for clients that count, and for a Headrace in front of
+        this one that has to continue an answer."""
+        fields = read(await read_body(exchange, limit=self._body_limit))
+        ask = Ask("messages" in fields, self._alias(model_of(fields), exchange), fields, 0, Options(), 0)
+        lease = self.fleet.lease(ask)
+        try:
+            model = lease.backend
+            if not isinstance(model, ServedModel):
+                raise Unsupported("model: its engine does not tell tokens", param="model")
+            tokens = await model.tokens(fields)
+            body = {"count": len(tokens), "max_model_len": model.engine.info.n_ctx, "tokens": tokens}
+        finally:
+            lease.close("refused")  # it says nothing of the engine
+        await exchange.answer(200, msgspec.json.encode(body))
+
+    async def _show_timeline(self, exchange: Exchange) -> None:
+        request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
+        found = self._recent.find(exchange.caller.name, request_id) if rest == "timeline" else None
+        if found is None:
+            raise RouteNotFound("no request of that id among the latest; ask for /v1/requests/ID/timeline")
+        await exchange.answer(200, msgspec.json.encode(found))
+
     async def _health(self, exchange: Exchange) -> None:
         """The process is alive; whether it can answer is what readiness says. What it can do without is named."""
-        status = "draining" if self._draining else "ok"
+        status = "draining" if self._producer.draining else "ok"
         degraded = sorted({tier for engine in self.fleet.backends.values() for tier in engine.stats.tiers.down})
         body = {"status": status, "version": __version__, "degraded": degraded}
         await exchange.answer(200, msgspec.json.encode(body))
 
     async def _readiness(self, exchange: Exchange) -> None:
         ready = [name for name in self.fleet.aliases if self.fleet.ready(name)]
-        if self._draining:
+        if self._producer.draining:
             raise Draining("the server is shutting down")
         if not ready:
             raise EngineUnavailable("no model is ready yet")

@@ -14,12 +14,14 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from headrace.core.clock import Clock
 from headrace.core.errors import EngineUnavailable, HeadraceError
 from headrace.core.request import Ask, Told
 from headrace.gateway.guard import Caller
 from headrace.observe.fault import report_fault
-from headrace.protocol.block import text_of, weight_of
+from headrace.protocol.block import identity_of, text_of, weight_of
 from headrace.protocol.envelope import error_event
 from headrace.server.log_redis import Entry, LogStore, Origin
 from headrace.server.streamlog import Ended, StreamLog
@@ -200,6 +202,9 @@ class LogMirrors:
             refusal = error
         source.kept = True
         self._streams.figures.adopted += 1
+        if blocks := source.since(source.first):
+            # The answer's name is what its reader saw: it may be that of a server behind the one that is gone.
+            origin = msgspec.structs.replace(origin, identity=identity_of(blocks[0][1]) or origin.identity)
         ids = 0 if told is None or told.ids is None else len(told.ids)
         self._adopt(source, origin, origin.ask(mirror.caller.salt, told), mirror.caller, refusal, ids)
         return True

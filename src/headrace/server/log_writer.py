@@ -42,13 +42,14 @@ class Writing:
     log: StreamLog
     live: Live
     origin: Callable[[], bytes]
+    family: Callable[[], str]
     key: str
     written: int = 0
     """Position up to which Redis has it."""
     ids: int = 0
     """Tokens that it was told."""
-    known: bool = False
-    """It has the origin."""
+    known: str | None = None
+    """The family of the engine that it was told of, with the rest of the origin; None: it has none."""
     dirty: bool = True
     over: bool = False
     refreshed: float = 0.0
@@ -146,7 +147,7 @@ class LogWriter:
 
     async def _turn(self, due: list[Writing], now: float) -> bool:
         """Hand over what they have. False: Redis did not take it."""
-        puts: list[tuple[Writing, Put, int]] = []
+        puts: list[tuple[Writing, Put, int, str]] = []
         size = 0
         for writing in due:
             if writing.log.refusal is not None:
@@ -158,18 +159,18 @@ class LogWriter:
                 self._give_up(writing)
                 continue
             put, ids = made
-            puts.append((writing, put, ids))
+            puts.append((writing, put, ids, writing.family()))
             size += sum(len(entry.block) for entry in put.entries)
             if size > TURN_BYTES:
                 break
         if not puts:
             return True
-        answers = await self._store.put([put for _, put, _ in puts])
+        answers = await self._store.put([put for _, put, _, _ in puts])
         if answers is None:
             self._lose_old()
             return False
-        for (writing, put, ids), answer in zip(puts, answers, strict=True):
-            self._took(writing, put, ids, answer, now)
+        for (writing, put, ids, family), answer in zip(puts, answers, strict=True):
+            self._took(writing, put, ids, family, answer, now)
         return True
 
     def _put(self, writing: Writing) -> tuple[Put, int] | None:
@@ -195,22 +196,22 @@ class LogWriter:
         if ending:
             entries.append(Entry(source.last + 1, b"", State(end=source.ended)))
         writing.dirty = not complete
-        origin = b"" if writing.known else writing.origin()
+        origin = b"" if writing.known == writing.family() else writing.origin()
         ttl = limits.keep_s if ending else limits.keep_s + limits.grace_s
         first = source.first if source.first > 0 else 0
         hold = not (leaving or ending)
         return Put(source.id, writing.key, origin, writing.written, first, hold, max(1.0, ttl), entries), len(ids)
 
-    def _took(self, writing: Writing, put: Put, ids: int, answer: int, now: float) -> None:
+    def _took(self, writing: Writing, put: Put, ids: int, family: str, answer: int, now: float) -> None:
         if answer == 0:
             log.warning("stream taken over by another server while it was still written here")
             self._give_up(writing)
         elif answer < 0:
             # It lost what it had: everything once more.
             writing.written = writing.ids = 0
-            writing.known, writing.dirty = False, True
+            writing.known, writing.dirty = None, True
         else:
-            writing.known = True
+            writing.known = family
             writing.refreshed = now
             writing.ids += ids
             if put.entries:

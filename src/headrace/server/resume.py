@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -43,7 +42,8 @@ from headrace.server.attempts import Attempts
 from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import Live
 from headrace.server.log_redis import Origin
-from headrace.server.outlet import LogOutlet, Outlet
+from headrace.server.outlet import LogOutlet
+from headrace.server.production import Producer, Production
 from headrace.server.reader import Reader
 from headrace.server.shared_logs import SharedLogs
 from headrace.server.stream import STREAM_NAME, StreamLimits
@@ -57,31 +57,13 @@ MAX_KEY = 255
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Production:
-    """An answer to be made."""
-
-    outlet: Outlet
-    ask: Ask
-    identity: tuple[str, int]
-    name: str
-    """Of the stream."""
-    family: str = ""
-    """Of the engine that began it, for one that is gone on with."""
-    log: StreamLog | None = None
-    refusal: HeadraceError | None = None
-    """Why it cannot be gone on with, if that is known."""
-    ids: int = 0
-    """Tokens that other servers know of."""
-
-
 class Resuming:
-    """`make` makes a production's answer, on behalf of a caller; it raises what refused it."""
+    """What `producer` makes, as far as it outlives its requests."""
 
     def __init__(
         self,
         streams: Streams,
-        make: Callable[[Production, Caller], Awaitable[None]],
+        producer: Producer,
         limits: StreamLimits,
         ticker: Ticker,
         clock: Clock,
@@ -91,7 +73,8 @@ class Resuming:
     ) -> None:
         self.streams = streams
         self.shared = None if shared is None else SharedLogs(shared, streams, self._adopt, clock, lease_s=lease_s)
-        self._make = make
+        self._producer = producer
+        producer.began = self.began
         self._limits = limits
         self._ticker = ticker
         self._clock = clock
@@ -268,7 +251,7 @@ class Resuming:
         try:
             if production.refusal is not None:
                 raise production.refusal
-            await self._make(production, caller)
+            await self._producer.outlive(production, caller)
         except ClientGone:
             refusal = Abandoned("nobody waits for this stream")
         except HeadraceError as error:

@@ -44,7 +44,7 @@ class SharedLogs:
                 )
             )  # fmt: skip
 
-        self.writer.add(Writing(source, live, origin, key, written=source.last, ids=ids))
+        self.writer.add(Writing(source, live, origin, lambda: attempts.family, key, written=source.last, ids=ids))
 
     async def open(self, id: str, caller: Caller) -> StreamLog | None:
         """See LogMirrors."""

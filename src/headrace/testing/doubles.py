@@ -294,18 +294,24 @@ def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
 
 def counting_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
     """A factory too: an engine that counts, one number a token, until it is stopped: `1 2 3 …`."""
-    script, tokenizer = _counting(settings["n_ctx"]), counting_tokenizer(settings["n_ctx"])
-    return ScriptedEngine(script, clock=clock, tokenizer=tokenizer, record=False, **settings)
+    n_ctx = settings["n_ctx"]
+    return ScriptedEngine(
+        [[piece] for piece in _counted(n_ctx)],
+        clock=clock,
+        tokenizer=counting_tokenizer(n_ctx),
+        record=False,
+        **settings,
+    )
 
 
 def counting_tokenizer(n_ctx: int) -> ScriptedTokenizer:
-    """That engine's, for the server's process: without it nobody could go on with what it said."""
-    script = _counting(n_ctx)
-    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
-    for (number,) in script:
-        tokenizer.word(number)
+    """One that knows the words of a `counting_worker` of that context."""
+    pieces = _counted(n_ctx)
+    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(pieces))
+    for piece in pieces:
+        tokenizer.word(piece)
     return tokenizer
 
 
-def _counting(n_ctx: int) -> list[list[bytes]]:
-    return [[f"{i} ".encode()] for i in range(1, n_ctx)]
+def _counted(n_ctx: int) -> list[bytes]:
+    return [f"{i} ".encode() for i in range(1, n_ctx)]
