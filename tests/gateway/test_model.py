@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.core.errors import ContextExceeded, InvalidRequest
+from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest
 from headrace.core.request import (
     BATCH,
     INTERACTIVE,
@@ -19,6 +19,7 @@ from headrace.core.request import (
     Message,
     Options,
     Sampling,
+    Told,
 )
 from headrace.gateway.model import LONG_TEXT, ServedModel
 from server.asgi_driver import on_loop
@@ -176,3 +177,36 @@ async def test_what_is_wrong_with_a_long_text_is_still_raised() -> None:
     with pytest.raises(ContextExceeded):
         await prepared(one, complete("x" * (LONG_TEXT + 1)), itertools.count())
     await one.close()
+
+
+# Going on ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def continued(told: Told, **options: Any) -> Any:
+    request = chat("hi", **options)
+    ask = Ask(True, "m", {}, 0, request.options, 42, told=told)
+    return await served().prepare(ask, request, itertools.count())
+
+
+@on_loop
+async def test_an_answer_is_continued_from_its_tokens_or_from_its_text() -> None:
+    for ids in ((97, 98), None):
+        work = await continued(Told("ab", ids, 2), max_tokens=5)
+        assert work.parts[0].resume == ((97, 98),)
+        assert work.hidden == 0
+
+
+@on_loop
+async def test_an_answer_that_has_all_its_tokens_is_complete() -> None:
+    work = await continued(Told("ab", (97, 98), 2), max_tokens=2)
+    assert (work.parts, work.reason) == ((), "length")
+    work = await continued(Told("a", tuple(b"a<end>"), 6), stop=("<end>",))
+    assert (work.parts, work.reason) == ((), "stop")
+
+
+@on_loop
+async def test_what_was_not_shown_of_a_complete_answer_cannot_be_made_up() -> None:
+    with pytest.raises(EngineUnavailable):
+        await continued(Told("a", tuple(b"a<"), 2), stop=("<end>",), max_tokens=2)
+    with pytest.raises(EngineUnavailable):
+        await continued(Told("x", (97,), 1))
