@@ -16,6 +16,8 @@ from headrace.core.events import Tokens
 from headrace.protocol import sse
 
 ROLE = b'"role":"assistant",'
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises."""
 
 
 class Function(msgspec.Struct, gc=False):
@@ -89,12 +91,12 @@ _decode = msgspec.json.Decoder(Chunk).decode
 def decode(data: bytes) -> tuple[Chunk, Any]:
     """The chunk; and its `choices` as decoded in the general way, None if it was read in ours. Raises ValueError."""
     try:
-        return _decode(data), None
-    except msgspec.ValidationError:
-        pass
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            return _decode(data), None
+        except msgspec.ValidationError:
+            whole = msgspec.json.decode(data)
+    except UNREADABLE:
         raise ValueError("not JSON") from None
-    whole = msgspec.json.decode(data)
     if not isinstance(whole, dict):
         raise ValueError("no object")
     given = whole.get("choices")

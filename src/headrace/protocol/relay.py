@@ -19,7 +19,7 @@ import msgspec
 from headrace.core.errors import HeadraceError, UpstreamFailed
 from headrace.core.events import Tokens
 from headrace.protocol import sse
-from headrace.protocol.chunk import ROLE, Chunk, Delta, Splice, decode, leaves, tokens_of, usage_of, without
+from headrace.protocol.chunk import ROLE, UNREADABLE, Chunk, Delta, Splice, decode, leaves, tokens_of, usage_of, without
 
 MAX_EVENT = 2**20
 """Bytes of one event."""
@@ -217,9 +217,14 @@ class Relay:
             self._draft.content = None
         if roles and not drop and event is not None and event.count(ROLE) == 1:
             event, roles = event.replace(ROLE, b""), []
-        if event is None or drop or roles:
-            event = sse.event(without(data, drop, roles))
-        self._draft.raw.append(self._splice(event, chunk.model))
+        try:
+            if event is None or drop or roles:
+                event = sse.event(without(data, drop, roles))
+            self._draft.raw.append(self._splice(event, chunk.model))
+        except UNREADABLE:
+            # In a field that we passed over. Its text is accounted for and will not be written: nobody can go on.
+            self._draft.content = None
+            self._fail("the engine's answer is not the JSON that it should be")
 
     def _owe(self, chunk: Chunk, data: bytes) -> None:
         """The usage hangs to a chunk that is something else: its own chunk is ours to write."""
