@@ -161,8 +161,8 @@ def chunk(data: bytes) -> bytes:
 
 
 def stream(events: Iterable[bytes], **how: Any) -> Play:
-    """A head, one chunk an event, the end."""
-    return Play([STREAM, *map(chunk, events), END], **how)
+    """A head, one chunk an event, the end; without that if the connection is to end in another way."""
+    return Play([STREAM, *map(chunk, events), *([] if how.get("end") else [END])], **how)
 
 
 def whole(value: Any, status: int = 200, **headers: str) -> Play:

@@ -73,6 +73,8 @@ class Http1Connection(asyncio.Protocol):
         """Something came after the answer's end."""
         self._sized = False
         """The answer says itself where it ends."""
+        self._kept = False
+        """The other side keeps the connection."""
         self._paused = False
         self._gone = False
         self.answered = False
@@ -185,7 +187,9 @@ class Http1Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         # An interim answer (100, 103) is none.
-        self._complete = self._head is not None
+        if self._head is not None and not self._complete and self._parser is not None:
+            self._complete = True
+            self._kept = bool(self._parser.should_keep_alive())  # later the parser has forgotten
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,7 +208,7 @@ class Http1Connection(asyncio.Protocol):
 
     def _finish(self, fault: WireFault | None) -> None:
         reader, self._reader = self._reader, None
-        parser, self._parser = self._parser, None
+        self._parser = None
         transport = self._transport
         if self._gone or transport is None:
             return
@@ -212,8 +216,7 @@ class Http1Connection(asyncio.Protocol):
             fault is None
             and self._sized
             and not self._excess
-            and parser is not None
-            and bool(parser.should_keep_alive())
+            and self._kept
             and transport.get_write_buffer_size() == 0
             and not transport.is_closing()
         )
