@@ -73,17 +73,17 @@ class Notes:
 class Wire:
     """A connection with a request on its way."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes | None = None) -> None:
         self.freed: list[bool] = []
         self.transport = Transport()
         self.connection = Http1Connection(lambda _, usable: self.freed.append(usable))
         assert not self.connection.idle
         self.connection.connection_made(self.transport)
         assert self.connection.idle
-        self.notes = self.send()
+        self.notes: Notes = self.send(notes)
 
-    def send(self) -> Notes:
-        notes = Notes()
+    def send(self, notes: Notes | None = None) -> Notes:
+        notes = notes or Notes()
         self.connection.send(b"GET / HTTP/1.1\r\n\r\n", notes)
         assert not self.connection.idle
         return notes
@@ -131,7 +131,7 @@ def test_a_body_that_ends_with_its_connection() -> None:
     wire.connection.data_received(UNTIL_CLOSE[:-3])
     wire.connection.data_received(UNTIL_CLOSE[-3:])
     assert wire.notes.ends == []
-    assert wire.connection.eof_received() is None
+    wire.connection.eof_received()
     wire.connection.connection_lost(None)
     assert b"".join(wire.notes.bodies) == b"all of it"
     assert (wire.notes.ends, wire.freed) == ([None], [False])
@@ -227,22 +227,15 @@ def test_a_request_that_is_given_up_hears_nothing_more() -> None:
 
 
 def test_a_reader_may_give_up_within_a_call() -> None:
-    wire = Wire()
-
     class Leaving(Notes):
         def head(self, head: Head) -> None:
             super().head(head)
             wire.connection.cut()
 
-    wire = Wire.__new__(Wire)
-    wire.freed, wire.transport = [], Transport()
-    wire.connection = Http1Connection(lambda _, usable: wire.freed.append(usable))
-    wire.connection.connection_made(wire.transport)
-    notes = Leaving()
-    wire.connection.send(b"x", notes)
+    wire = Wire(Leaving())
     wire.connection.data_received(CHUNKED)
-    assert len(notes.heads) == 1
-    assert (notes.bodies, notes.ends) == ([], [])
+    assert len(wire.notes.heads) == 1
+    assert (wire.notes.bodies, wire.notes.ends) == ([], [])
 
 
 def test_pausing() -> None:

@@ -183,7 +183,13 @@ def test_what_is_more_than_text_passes_and_is_told(choice: dict[str, Any], text:
 
 
 def test_nothing_special_is_still_plain() -> None:
-    delta = {"content": "a", "reasoning": None, "tool_calls": [], "refusal": None, "function_call": None}
+    delta: dict[str, Any] = {
+        "content": "a",
+        "reasoning": None,
+        "tool_calls": [],
+        "refusal": None,
+        "function_call": None,
+    }
     (portion,) = relayed([event({"choices": [{"delta": delta, "logprobs": None}]})])
     assert portion.content == "a"
 

@@ -170,7 +170,7 @@ class Upstream:
     # Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def parse(self, ask: Ask) -> bytes:
-        """The body as it goes out; b"" where an answer is to be continued. Raises InvalidRequest."""
+        """The body as it goes out; b"" where an answer is to be continued."""
         return outgoing(ask, self.model, self.flavour) if ask.told is None else b""
 
     async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from headrace.core.errors import EngineUnavailable, InvalidRequest
+from headrace.core.errors import EngineUnavailable
 from headrace.core.request import Ask, Told
 
 Flavour = Literal["openai", "vllm", "llama-server", "headrace", "ollama", "sglang"]
@@ -40,7 +40,7 @@ _RENDERED = ("chat_template", "chat_template_kwargs")
 
 
 def outgoing(ask: Ask, model: str, flavour: Flavour) -> bytes:
-    """The body for `model` there. Raises InvalidRequest."""
+    """The body for `model` there."""
     fields = {**ask.fields, "model": model}
     _ours(fields, flavour)
     if ask.options.stream:
@@ -49,11 +49,8 @@ def outgoing(ask: Ask, model: str, flavour: Flavour) -> bytes:
 
 
 def encoded(fields: Mapping[str, Any]) -> bytes:
-    """JSON. Raises InvalidRequest."""
-    try:
-        return msgspec.json.encode(fields)
-    except (OverflowError, ValueError, RecursionError):
-        raise InvalidRequest("a number in the body is too large") from None
+    """JSON."""
+    return msgspec.json.encode(fields)
 
 
 def choices(ask: Ask) -> int:
@@ -126,7 +123,7 @@ def going_on(
     ask: Ask, told: Told, model: str, flavour: Flavour, prompt: str | list[int], room: int | None = None
 ) -> bytes:
     """The body of the completion request that goes on after `prompt`, which ends with what was told already. `room`:
-    tokens that the context still holds; None: not known. Raises EngineUnavailable, InvalidRequest."""
+    tokens that the context still holds; None: not known. Raises EngineUnavailable."""
     given = ask.fields
     most = given.get("max_tokens") if given.get("max_tokens") is not None else given.get("max_completion_tokens")
     if type(most) is not int:
