@@ -39,7 +39,7 @@ class Play:
     pieces: Sequence[bytes]
     end: End = "keep"
     gate: asyncio.Event | None = None
-    """Waited for before the piece number `gated`."""
+    """Waited for before the piece number `gated`; before the end if there are no more pieces."""
     gated: int = 0
 
     def cut_at(self, offset: int, end: End = "close") -> Play:
@@ -101,7 +101,7 @@ async def _serve(server: Server, reader: asyncio.StreamReader, writer: asyncio.S
         play = server.answer(request)
         gone = asyncio.ensure_future(reader.read(1))
         try:
-            for i, piece in enumerate(play.pieces):
+            for i, piece in enumerate([*play.pieces, b""]):
                 if play.gate is not None and i == play.gated:
                     await _either(play.gate.wait(), gone)
                 if gone.done():
