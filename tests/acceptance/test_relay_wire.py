@@ -252,7 +252,11 @@ def _unescaped(one: bytes) -> bytes:
 
 @on_loop
 async def test_a_whole_answer_with_our_timeline() -> None:
-    body = {"id": "i", "model": "up", "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+    body: dict[str, Any] = {
+        "id": "i",
+        "model": "up",
+        "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}],
+    }
     body["usage"] = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
     async with relaying(lambda _: whole(body)) as scene:
         answer = await scene.chat(headrace={"timings": True})
