@@ -56,7 +56,7 @@ class OneLease:
 class Chain:
     """A fleet of one alias: its engines in order, all of one family."""
 
-    def __init__(self, engines: Mapping[str, Upstream]) -> None:
+    def __init__(self, engines: dict[str, Upstream]) -> None:
         self.engines = engines
         self.ends: list[tuple[str, End]] = []
 
@@ -149,7 +149,7 @@ class Got:
 class Scene(Asking):
     """A running server in front of upstreams."""
 
-    def __init__(self, running: Running, app: App, fleet: Chain, there: Mapping[str, Server]) -> None:
+    def __init__(self, running: Running, app: App, fleet: Chain, there: dict[str, Server]) -> None:
         super().__init__(f"http://127.0.0.1:{running.port}", ALIAS, None)
         self.running = running
         self.app = app

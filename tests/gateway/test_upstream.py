@@ -255,7 +255,7 @@ def test_completions_go_on_nearly_everywhere(owned_by: str) -> None:
     [
         ("openai", ask(False, told=TOLD), None),
         ("library", ask(told=TOLD), None),
-        ("headrace", ask(told=TOLD), None),
+        ("sglang", ask(told=TOLD), None),
         ("sglang", ask(False, told=TOLD, prompt=[1]), None),
         ("vllm", ask(told=TOLD, n=2), None),
         ("vllm", ask(told=TOLD), whole({}, 404)),

@@ -112,7 +112,8 @@ def test_how_messages_become_a_prompt() -> None:
     }  # fmt: skip
     path, body = rendering(ask(), "up", "llama-server") or ("", b"")
     assert (path, json.loads(body)) == ("/apply-template", {"messages": MESSAGES})
-    for flavour in ("openai", "ollama", "sglang", "headrace"):
+    assert rendering(ask(), "up", "headrace") is not None
+    for flavour in ("openai", "ollama", "sglang"):
         assert rendering(ask(), "up", flavour) is None
         assert tokenizing("x", "up", flavour) is None
 

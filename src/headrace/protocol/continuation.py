@@ -3,8 +3,8 @@
     ask ── outgoing ──▶ body                                        from the beginning
     ask + told ── steps of its flavour ──▶ prompt ── going_on ──▶ body of /v1/completions
 
-    vllm           chat: /tokenize of the messages gives the prompt's ids; told text: its ids, or /tokenize
-    llama-server   chat: /apply-template gives the prompt's text; told text is appended
+    vllm, headrace   chat: /tokenize of the messages gives the prompt's ids; told text: its ids, or /tokenize
+    llama-server     chat: /apply-template gives the prompt's text; told text is appended
     all but openai completions: told text is appended to the prompt
 
 Rules: the caller's fields go out as they came, but for the model's name, for usage (we always want to know) and for our
@@ -76,7 +76,7 @@ def rendering(ask: Ask, model: str, flavour: Flavour) -> tuple[str, bytes] | Non
     fields = ask.fields
     shape = {name: fields[name] for name in _RENDERED if fields.get(name) is not None}
     messages = fields.get("messages")
-    if flavour == "vllm":
+    if flavour in ("vllm", "headrace"):
         return "/tokenize", encoded({"model": model, "messages": messages, "add_generation_prompt": True, **shape})
     if flavour == "llama-server":
         return "/apply-template", encoded({"messages": messages, **shape})
@@ -85,7 +85,7 @@ def rendering(ask: Ask, model: str, flavour: Flavour) -> tuple[str, bytes] | Non
 
 def tokenizing(text: str, model: str, flavour: Flavour) -> tuple[str, bytes] | None:
     """The request that turns text into token ids."""
-    if flavour == "vllm":
+    if flavour in ("vllm", "headrace"):
         return "/tokenize", encoded({"model": model, "prompt": text, "add_special_tokens": False})
     if flavour == "llama-server":
         return "/tokenize", encoded({"content": text, "add_special": False})
