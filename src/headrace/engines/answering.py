@@ -94,8 +94,10 @@ class Answering:
         self._first: float | None = None
         self._n = sending.n
         self._load = ledger.pending + ask.size
-        self._waiting = True
-        ledger.pending += ask.size
+        # When a whole answer began nobody hears: it would count until its end.
+        self._waiting = ask.options.stream
+        if self._waiting:
+            ledger.pending += ask.size
 
     # Reader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -130,7 +130,7 @@ class Upstream:
         reply = await self._ask("GET", f"{self.server.prefix}/models", b"", START_S)
         if reply.status in (401, 403):
             raise StartupError(f"engine {self.name}: it does not accept the key (it answered {reply.status})")
-        if reply.status >= 500:
+        if reply.status >= 500 or reply.status in range(300, 400):
             raise StartupError(f"engine {self.name}: it answered {reply.status} when asked for its models")
         card = self._card(reply)
         self.created = card.created
