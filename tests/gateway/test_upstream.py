@@ -106,7 +106,9 @@ async def test_a_list_that_says_nothing() -> None:
         assert found == ["llama-server", "openai", "sglang", "openai"]
 
 
-@pytest.mark.parametrize("play", [whole({}, 401), whole({}, 503), whole({}, 308, location="https://x"), Play([], "close")])
+@pytest.mark.parametrize(
+    "play", [whole({}, 401), whole({}, 503), whole({}, 308, location="https://x"), Play([], "close")]
+)
 def test_a_server_that_is_no_use(play: Play) -> None:
     @on_uvloop
     async def run() -> None:

@@ -229,6 +229,7 @@ ERRORS = [
     event({"error": {"message": "out of memory", "code": 500}}),
     b'error: {"code":500,"message":"out of memory","error":{"message":"x"}}\n\n',
     event({"object": "error", "message": "out of memory", "code": 400}),
+    event({"choices": [{"index": 0, "delta": {"content": "more"}, "finish_reason": "abort"}]}),
     b"event: error\n" + event({"error": "out of memory"}),
     b"data: <html>\n\n",
     b"data: {\n\n",
@@ -280,7 +281,16 @@ def test_a_whole_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"choices":[]}', b'{"error":{"message":"x"}}', b'{"choices":[{"text":"\xff"}]}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices":[]}',
+        b'{"error":{"message":"x"}}',
+        b'{"choices":[{"text":"a","finish_reason":"error"}]}',
+        b'{"choices":[{"text":"\xff"}]}',
+    ],
 )
 def test_what_is_no_answer(body: bytes) -> None:
     portion = relay_whole(body, model="alias")

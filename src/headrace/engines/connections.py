@@ -77,6 +77,12 @@ class Transfer:
             self._connection.cut()
         self._pool.done(self)
 
+    def fail(self, fault: WireFault) -> None:
+        """Give it up, and tell its reader."""
+        if not self._over:
+            self.cancel()
+            self._reader.end(fault)
+
     def pause(self) -> None:
         self._paused = True
         if self._connection is not None and not self._over:
@@ -90,6 +96,7 @@ class Transfer:
     # Reader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def head(self, head: Head) -> None:
+        self._request = b""  # it will not be sent again, and may be long
         self._reader.head(head)
 
     def body(self, data: bytes) -> None:
@@ -193,9 +200,7 @@ class Connections:
         for _, connection in idle:
             connection.cut()
         for transfer in tuple(self._running):
-            reader = transfer._reader
-            transfer.cancel()
-            reader.end(WireFault("it is closed"))
+            transfer.fail(WireFault("it is closed"))
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 

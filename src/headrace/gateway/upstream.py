@@ -100,18 +100,19 @@ class Upstream:
         max_concurrency: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        if flavour != "auto" and flavour not in FLAVOURS:
+        known = [one for one in FLAVOURS if one == flavour]
+        if flavour != "auto" and not known:
             raise StartupError(f"flavour: should be auto or one of {', '.join(FLAVOURS)}")
         origin, prefix = parse_url(url, tls=tls)
         self.name = name
         self.model = model
         self.server = OpenAIServer(origin, prefix, clock, key=key)
-        self.flavour: Flavour = flavour if flavour != "auto" else "openai"  # type: ignore[assignment]
+        self.flavour: Flavour = known[0] if known else "openai"
         self.created = 0
         self.down = False
         """Whoever watches over it says that it does not answer."""
         self.lives = Lives()
-        self._detect = flavour == "auto"
+        self._detect = not known
         self._started = False
         self._max_concurrency = max_concurrency
 

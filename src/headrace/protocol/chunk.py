@@ -16,6 +16,8 @@ from headrace.core.events import Tokens
 from headrace.protocol import sse
 
 ROLE = b'"role":"assistant",'
+GIVEN_UP = frozenset(("abort", "error"))
+"""Finish reasons of an answer that its engine did not finish: it shuts down, or broke."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises."""
 
@@ -135,6 +137,11 @@ def leaves(choices: Sequence[dict[str, Any]]) -> str:
         elif isinstance(value, dict):
             stack += reversed([inner for key, inner in value.items() if key not in ("role", "type", "id", "name")])
     return "".join(out)
+
+
+def given_up(chunk: Chunk) -> bool:
+    """A choice ends here although its answer does not."""
+    return any(choice.finish_reason in GIVEN_UP for choice in chunk.choices)
 
 
 def tokens_of(usage: Usage) -> Tokens:

@@ -19,7 +19,19 @@ import msgspec
 from headrace.core.errors import HeadraceError, UpstreamFailed
 from headrace.core.events import Tokens
 from headrace.protocol import sse
-from headrace.protocol.chunk import ROLE, UNREADABLE, Chunk, Delta, Splice, decode, leaves, tokens_of, usage_of, without
+from headrace.protocol.chunk import (
+    ROLE,
+    UNREADABLE,
+    Chunk,
+    Delta,
+    Splice,
+    decode,
+    given_up,
+    leaves,
+    tokens_of,
+    usage_of,
+    without,
+)
 
 MAX_EVENT = 2**20
 """Bytes of one event."""
@@ -197,6 +209,9 @@ class Relay:
         if chunk.error is not None or chunk.object == "error":
             self._fail("the engine failed in the middle of its answer")
             return
+        if given_up(chunk):
+            self._fail("the engine gave up its answer")
+            return
         drop: tuple[str, ...] = ()
         if chunk.usage is not None:
             self._draft.usage = tokens_of(chunk.usage)
@@ -289,6 +304,8 @@ def relay_whole(body: bytes, *, model: str) -> Portion:
         return Portion(error=UpstreamFailed("the engine's answer is not the JSON that it should be"))
     if chunk.error is not None or not chunk.choices:
         return Portion(error=UpstreamFailed("the engine answered with something that is no answer"))
+    if given_up(chunk):
+        return Portion(error=UpstreamFailed("the engine gave up its answer"))
     first = chunk.choices[0]
     texts = [(choice.text or "") + _message(choice.message) for choice in chunk.choices]
     return Portion(
