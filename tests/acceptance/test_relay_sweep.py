@@ -18,7 +18,7 @@ SIZE = {path: sum(map(len, play.pieces)) for path, play in WHOLE.items()}
 STEP: dict[End, int] = {"close": 1, "reset": 7}
 """Every byte for an orderly end, some for a reset."""
 
-pytestmark = pytest.mark.parametrize(("path", "end"), list(itertools.product((CHAT, COMP), STEP)))
+every_end = pytest.mark.parametrize(("path", "end"), list(itertools.product((CHAT, COMP), STEP)))
 
 
 class Dying:
@@ -34,6 +34,7 @@ class Dying:
         return WHOLE[self._path].cut_at(self.offset, self._end)
 
 
+@every_end
 @on_loop
 async def test_alone(path: str, end: End) -> None:
     dying = Dying(path, end)
@@ -58,6 +59,7 @@ async def test_alone(path: str, end: End) -> None:
         await scene.idle()
 
 
+@every_end
 @on_loop
 async def test_with_a_second_engine(path: str, end: End) -> None:
     dying = Dying(path, end)
@@ -79,3 +81,19 @@ async def test_with_a_second_engine(path: str, end: End) -> None:
         assert begun > 0, "before the first text it begins anew"
         assert continued > 0, "after it it goes on"
         await scene.idle()
+
+
+@on_loop
+async def test_a_body_that_ends_with_its_connection() -> None:
+    """Where only the end of the connection ends a body, a cut looks like an end: the stream itself must say."""
+    raw = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + b"".join(EVENTS[CHAT])
+    offset = 0
+    async with relaying(lambda _: Play([raw[:offset]], "close")) as scene:
+        outcomes = set()
+        for offset in range(len(raw) + 1):
+            got = await scene.ask(CHAT)
+            whole = got.status == 200 and "[DONE]" in got.events
+            (got.check_whole if whole else got.check_broken)(TRUTH)
+            outcomes.add((got.status, whole))
+            assert whole or offset < raw.index(b'"stop"') + 120
+        assert outcomes >= {(502, False), (200, True)}
