@@ -87,6 +87,63 @@ def joined(portions: list[Portion]) -> tuple[bytes, str, str | None, int, list[A
     )
 
 
+def by_event(stream: bytes) -> list[bytes]:
+    """One read an event, as most servers send them: the relay has a shorter way for the plainest of these."""
+    return [one + b"\n\n" for one in stream.split(b"\n\n")[:-1]] + [stream.rpartition(b"\n\n")[2]]
+
+
+PLAIN = event({"id": "i", "model": "up", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]})
+
+
+CHOICES: list[dict[str, Any]] = [
+    {"index": 1},
+    {"finish_reason": "stop"},
+    {"finish_reason": "abort"},
+    {"logprobs": {"content": []}},
+    {"logprobs": None},
+    {"delta": None},
+    {"delta": {}},
+    {"delta": {"content": ""}},
+    {"delta": {"content": ["x"]}},
+    {"delta": {"content": "x", "role": "assistant"}},
+    {"delta": {"content": "x", "reasoning": "y"}},
+    {"delta": {"content": "x", "tool_calls": [{"function": {"arguments": "y"}}]}},
+    {"text": "x", "delta": None},
+    {"text": "", "delta": None},
+    {"text": "y"},
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
+        {"usage": None, "error": None, "object": "x"},
+        {"object": "error"},
+        {"error": {"message": "m"}},
+        {"model": "alias"},
+        {"model": None},
+        {"model": 7},
+        {"choices": []},
+        {"choices": None},
+        *({"choices": [{"index": 0, "delta": {"content": "x"}, **choice}]} for choice in CHOICES),
+        {"choices": [{"delta": {"content": "x"}}, {"index": 1, "delta": {"content": "y"}}]},
+    ],
+)
+def test_the_shorter_way_leads_to_the_same(change: dict[str, Any]) -> None:
+    one = event({**json.loads(PLAIN[6:]), **change})
+    for usage in (False, True):
+        apart = joined(relayed([PLAIN, one, PLAIN], usage=usage))
+        together = joined(relayed([PLAIN + one + PLAIN], usage=usage))
+        assert plain_errors(apart) == plain_errors(together)
+
+
+def plain_errors(all_of_it: tuple[Any, ...]) -> tuple[Any, ...]:
+    *rest, values = all_of_it
+    return *rest, [str(value) for value in values]
+
+
 def data(raw: bytes) -> list[Any]:
     """The JSON of each event, which are in our one form."""
     assert raw == b"" or raw.endswith(b"\n\n")
@@ -118,6 +175,8 @@ def test_a_stream_means_the_same_however_it_is_cut(flavour: str, usage: bool) ->
     for cut in range(len(stream) + 1):
         assert joined(relayed([stream[:cut], stream[cut:]], usage=usage)) == whole, cut
     assert joined(relayed([stream[i : i + 1] for i in range(len(stream))], usage=usage)) == whole
+    assert joined(relayed(stream.splitlines(keepends=True), usage=usage)) == whole
+    assert joined(relayed(by_event(stream), usage=usage)) == whole
 
 
 def test_what_need_not_be_changed_passes_as_the_same_bytes() -> None:

@@ -86,15 +86,32 @@ class Chunk(msgspec.Struct, gc=False):
     usage: Usage | None = None
     error: Any = None
 
+    @property
+    def plain(self) -> str | None:
+        """The text that it adds to choice 0, if it is nothing but that."""
+        choices = self.choices
+        if len(choices) != 1 or self.usage is not None or self.error is not None or self.object == "error":
+            return None
+        choice = choices[0]
+        if choice.index or choice.finish_reason or choice.logprobs:
+            return None
+        delta = choice.delta
+        if delta is None:
+            return choice.text
+        if delta.role is not None or choice.text or delta.special:
+            return None
+        return delta.content
 
-_decode = msgspec.json.Decoder(Chunk).decode
+
+read = msgspec.json.Decoder(Chunk).decode
+"""The chunk, if its fields are of the types above. Raises what stands in UNREADABLE."""
 
 
 def decode(data: bytes) -> tuple[Chunk, Any]:
     """The chunk; and its `choices` as decoded in the general way, None if it was read in ours. Raises ValueError."""
     try:
         try:
-            return _decode(data), None
+            return read(data), None
         except msgspec.ValidationError:
             whole = msgspec.json.decode(data)
     except UNREADABLE:
