@@ -38,6 +38,7 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepFailed
 from headrace.engines.local import LocalEngine
+from headrace.gateway.guard import Guard
 from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
@@ -165,9 +166,9 @@ class Scene(Asking):
         """The access log so far."""
         return [json.loads(record.getMessage()) for record in self.log if record.name == LOGGER]
 
-    async def connect(self) -> Wire:
-        """A raw connection; closed with the scene."""
-        wire = await Wire.open(self.port, self.model, self.key)
+    async def connect(self, key: str | None = None) -> Wire:
+        """A raw connection; closed with the scene. `key` instead of its own."""
+        wire = await Wire.open(self.port, self.model, key or self.key)
         self.running.connections.append(wire)
         return wire
 
@@ -230,6 +231,8 @@ async def scripted(
     bounds: Mapping[str, Any] | None = None,
     shut: bool = False,
     key: str | None = None,
+    guard: Guard | None = None,
+    aliases: Sequence[str] = (MODEL,),
     limits: Mapping[str, Any] | None = None,
     stream_limits: StreamLimits | None = None,
     body_limit: int = BODY_LIMIT,
@@ -244,6 +247,7 @@ async def scripted(
 
     `limits`: further fields of the scheduler's `Limits`; `bounds`: of admission's `Bounds`;
     `info`: fields of `ModelInfo` to replace (bos, add_bos, …);
+    `guard`: who may ask what, `key` is then what the scene's own client sends; `aliases`: all of the one model;
     `shut`: the gate is shut from the start; `seed`: makes seeds for requests that bring none;
     `engine_options`: cells, slots, batch, fail_at, tokenizer of ScriptedEngine.
     """
@@ -258,10 +262,11 @@ async def scripted(
     chat = ChatTemplate(template, control=paced.info.control, bos=paced.info.bos, eos=paced.info.eos)
     encoder = PieceEncoder(paced.tokenizer, max_bytes=1 << 20)
     app = App(
-        {MODEL: ServedModel(engine, paced.tokenizer, chat, encoder)},
+        dict.fromkeys(aliases, ServedModel(engine, paced.tokenizer, chat, encoder)),
         Metrics({MODEL: engine}),
         AccessLog(time.time),
         key=key,
+        guard=guard,
         body_limit=body_limit,
         limits=stream_limits,
         clock=clock,
