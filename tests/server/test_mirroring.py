@@ -11,6 +11,8 @@ from headrace.core.timeline import Timeline
 from headrace.gateway.backend import Work
 from headrace.gateway.gate import Seen
 from headrace.gateway.mirror import Mirror
+from headrace.observe.accesslog import AccessLog
+from headrace.observe.metrics import Metrics
 from headrace.observe.record import Record
 from headrace.server.app import App
 from headrace.server.live import Live
@@ -62,19 +64,14 @@ def test_a_copy_is_told_how_the_live_request_went(end: str) -> None:
 @on_loop
 async def test_the_operator_sees_the_table() -> None:
     class Nothing:
-        routes: dict[str, Any] = {}
+        @property
+        def routes(self) -> dict[str, Any]:
+            return {}
 
         def lease_of(self, name: str) -> Any:
             raise AssertionError
 
-    app = App({}, *_books(), rows=mirror_routes(Mirror(Nothing(), Hands())))
+    app = App({}, Metrics({}), AccessLog(lambda: 0.0), rows=mirror_routes(Mirror(Nothing(), Hands())))
     async with Client(app).get("/admin/v1/mirror") as call:
         assert call.status == 200
         assert call.json() == {}
-
-
-def _books() -> tuple[Any, Any]:
-    from headrace.observe.accesslog import AccessLog
-    from headrace.observe.metrics import Metrics
-
-    return Metrics({}), AccessLog(lambda: 0.0)

@@ -242,7 +242,8 @@ class App:
         options, caller = common_options(fields), exchange.caller
         options = replace(options, priority=max(options.priority, caller.priority))
         exchange.record.stream = options.stream
-        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt)
+        request_id = exchange.request_id
+        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt, request_id=request_id)
 
     def _alias(self, name: str, exchange: Exchange) -> str:
         """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
