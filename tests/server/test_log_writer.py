@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 
@@ -197,3 +198,31 @@ async def test_the_end_of_a_server_hands_over_what_is_left(redis_server: RedisSe
 
 def test_without_a_shared_redis_nothing_is_written() -> None:
     assert one().app.resuming.shared is None
+
+
+@on_loop
+async def test_a_server_ends_though_redis_is_gone(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a") as (a,):
+        async with a.chat() as call:
+            say(a, "one ")
+            await settle()
+            await written(a)
+            redis_server.stop()
+            say(a, "two ")
+            a.engine.finish()
+            await call.task
+        assert text(call.body) == "one two "
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.01)
+
+        counting = asyncio.get_running_loop().create_task(count())
+        await a.app.resuming.close()
+        counting.cancel()
+        await asyncio.wait((counting,))
+        assert turns > 10, "the loop was free meanwhile"
+        assert len(writer_of(a)) == 0

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 
 from headrace.core.request import Ask, Told
 from headrace.core.timeline import Timeline
@@ -58,6 +59,8 @@ if KEYS[4] then redis.call('PEXPIRE', KEYS[4], ARGV[3]) end
 if ARGV[7] == 'hold' then redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2]) else redis.call('DEL', KEYS[2]) end
 return 1
 """
+
+_PUT_SHA = hashlib.sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
 
 
 class State(msgspec.Struct, array_like=True, gc=False):
@@ -153,10 +156,17 @@ class LogStore:
         """All of them in one turn; for each what the script above gives."""
 
         async def make(client: Redis) -> list[int]:
+            try:
+                return await run(client)
+            except NoScriptError:
+                await client.script_load(_PUT)
+                return await run(client)
+
+        async def run(client: Redis) -> list[int]:
             pipeline = client.pipeline(transaction=False)
             for put in puts:
                 keys, arguments = self._script(put)
-                pipeline.eval(_PUT, len(keys), *keys, *arguments)
+                pipeline.evalsha(_PUT_SHA, len(keys), *keys, *arguments)
             return [int(answer) for answer in await pipeline.execute()]
 
         return await self._shared.call(make)

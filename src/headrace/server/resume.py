@@ -178,17 +178,25 @@ class Resuming:
         return found
 
     async def _claim(self, source: StreamLog, caller: Caller) -> StreamLog | None:
-        """Take the key for all servers; the log that has it already, if there is one."""
+        """Take the key for all servers; the log that has it already, if there is one. Raises Conflict."""
         assert self.shared is not None
-        id = await self.shared.claim(source)
-        if id is None:
-            return None
-        source.refuse(Conflict("this Idempotency-Key is being asked for at the same time elsewhere; try again"))
-        self.streams.end(source)
-        found = await self.shared.open(id, caller)
+        try:
+            id = await self.shared.claim(source)
+            if id is None:
+                return None
+        except BaseException:
+            self._withdraw(source)
+            raise
+        self._withdraw(source)
+        found = await self.shared.open_soon(id, caller)
         if found is None:
-            raise not_found()
+            raise _busy()
         return found
+
+    def _withdraw(self, source: StreamLog) -> None:
+        """It is not begun. Whoever asked with the same key meanwhile may ask again."""
+        source.refuse(_busy())
+        self.streams.end(source)
 
     async def _again(self, exchange: Exchange, source: StreamLog, digest: bytes, after: int) -> None:
         """The same request once more."""
@@ -284,6 +292,10 @@ def _reason(outlet: LogOutlet) -> Ended:
     if isinstance(failure, Stopped):
         return "abandoned" if isinstance(failure, Abandoned) else "stopped"
     return "done" if outlet.record.outcome == "ok" else "failed"
+
+
+def _busy() -> Conflict:
+    return Conflict("a request with this Idempotency-Key is just being begun elsewhere; try again")
 
 
 def _leave(source: StreamLog) -> None:

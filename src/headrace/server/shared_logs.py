@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 import msgspec
@@ -17,6 +18,10 @@ from headrace.server.log_redis import LogStore, Origin, key_hash
 from headrace.server.log_writer import LogWriter, Writing, packed
 from headrace.server.streamlog import StreamLog
 from headrace.server.streams import Streams, owner_of
+
+CLAIM_S = 2.0
+"""How long a key is taken before anything is known of its stream."""
+OPEN_TRIES = 40
 
 
 class SharedLogs:
@@ -53,10 +58,18 @@ class SharedLogs:
     async def claim(self, source: StreamLog) -> str | None:
         """Take the log's idempotency key; the id of the stream that has it already, None: it is taken now, or nobody
         can tell."""
-        limits = self._streams.limits
-        hash = key_hash(source.owner, source.key)
-        id = await self.store.claim(hash, source.id, limits.grace_s + limits.keep_s)
+        # Briefly: what is written of the stream prolongs it, and who dies before that must not block the key.
+        id = await self.store.claim(key_hash(source.owner, source.key), source.id, max(CLAIM_S, self.store.lease_s))
         return None if id == source.id else id
+
+    async def open_soon(self, id: str, caller: Caller) -> StreamLog | None:
+        """As `open`, for a stream that is only just being begun at another server."""
+        for _ in range(OPEN_TRIES):
+            found = await self.open(id, caller)
+            if found is not None:
+                return found
+            await asyncio.sleep(CLAIM_S / OPEN_TRIES)
+        return None
 
     async def stop(self, id: str, caller: Caller) -> str | None:
         """Have it stopped, wherever it is written; how it ended if it has, None if there is none."""
