@@ -40,6 +40,50 @@ async def test_another_server_gives_the_same_live_and_after_the_end(redis_server
 
 
 @on_loop
+async def test_a_reader_that_comes_while_the_last_one_goes_gets_everything(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat() as call:
+        a.engine.say("one ")
+        await settle()
+        await written(a)
+        id = call.headers["x-headrace-stream"]
+        for _ in range(5):
+            async with b.get(id) as first:
+                await until(lambda: text(first.body) == "one ")
+                first.hang_up()
+                async with b.get(id) as second:
+                    await until(lambda: text(second.body) == "one ")
+                    await first.task
+                    second.hang_up()
+                    await second.task
+        async with b.get(id) as last:
+            await until(lambda: text(last.body) == "one ")
+            a.engine.finish()
+            await last.task
+        await call.task
+        assert last.body == call.body
+        figures = b.app.metrics.streams
+        assert (figures.open, figures.readers) == (0, 0)
+        assert figures.kept == len(b.app.resuming.streams)
+
+
+@on_loop
+async def test_a_server_that_drains_sends_its_readers_elsewhere(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat() as call:
+        a.engine.say("one ")
+        await settle()
+        await written(a)
+        async with b.get(call.headers["x-headrace-stream"]) as away:
+            await until(lambda: text(away.body) == "one ")
+            b.app.drain()
+            await away.task
+        assert away.body.endswith(b"\n\n")
+        assert b'"code":"draining"' in away.body.split(b"\n\n")[-2]
+        assert len(b.app.resuming.shared.mirrors) == 0  # type: ignore[union-attr]
+        a.engine.finish()
+        await call.task
+
+
+@on_loop
 async def test_others_find_nothing_elsewhere_either(redis_server: RedisServer) -> None:
     async with sharing(redis_server, "a", "b", guard=NamedGuard()) as (a, b):
         call = a.client.chat(stream=True, headrace={"resume": True}, headers=[(b"authorization", b"Bearer ann")])

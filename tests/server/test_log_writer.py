@@ -119,8 +119,8 @@ async def test_a_full_redis_takes_nothing_and_nobody_minds(make_redis: Callable[
     redis.start()
     async with sharing(redis, "a", log_limits=LogLimits(keep_s=0.0)) as (a,):
         async with a.chat(key="k") as call:
+            await until(lambda: bool(a.engine.generations))
             say(a, "one ")
-            await settle()
             await until(lambda: call.status == 200)
             a.engine.finish()
             await call.task

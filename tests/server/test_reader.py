@@ -173,3 +173,19 @@ async def test_nothing_is_left_when_all_has_ended_and_expired() -> None:
     await settle()
     nothing_left(server)
     server.app.resuming.streams.close()
+
+
+@on_loop
+async def test_a_stream_that_ends_before_its_reader_s_place_says_so() -> None:
+    server = one()
+    async with server.chat() as call:
+        server.engine.say("abc")
+        await settle()
+        async with server.get(call.headers["x-headrace-stream"], 40) as ahead:
+            server.engine.finish()
+            await call.task
+            await ahead.task
+    assert ahead.status == 200
+    assert ahead.body.count(b'"code":"gone"') == 1
+    assert b"[DONE]" not in ahead.body
+    server.app.resuming.streams.close()

@@ -219,10 +219,13 @@ async def test_who_has_everything_need_not_come_again() -> None:
     server = one()
     id, call = await finished(server, "ab")
     last = frames(call.body)[-1][0]
-    for asked in (server.get(id, last=last), server.get(id, 10**9), server.chat(last=last)):
+    for asked in (server.get(id, last=last), server.chat(last=last)):
         async with asked:
             await asked.task
         assert (asked.status, asked.body) == (204, b"")
+    async with server.get(id, 10**9) as beyond:
+        await beyond.task
+    assert (beyond.status, error(beyond)["code"]) == (410, "gone")
     await over(server)
 
 

@@ -24,7 +24,7 @@ from headrace.observe.fault import report_fault
 from headrace.protocol.block import identity_of, text_of, weight_of
 from headrace.protocol.envelope import error_event
 from headrace.server.log_redis import Entry, LogStore, Origin
-from headrace.server.streamlog import Ended, StreamLog
+from headrace.server.streamlog import StreamLog
 from headrace.server.streams import Streams, owner_of
 
 WAIT_S = 1.0
@@ -140,9 +140,18 @@ class LogMirrors:
             await asyncio.wait(tasks)
 
     def _unread(self, source: StreamLog) -> None:
+        """At once, so that nobody finds what is about to be given up."""
         mirror = self._mirrors.get(source.id)
-        if mirror is not None and mirror.task is not None:
-            mirror.task.cancel()
+        if mirror is not None and mirror.log is source:
+            self._close(mirror, b"")
+            if mirror.task is not None:
+                mirror.task.cancel()
+
+    def _close(self, mirror: Mirror, farewell: bytes) -> None:
+        """It is read along no further."""
+        del self._mirrors[mirror.log.id]
+        mirror.log.end("lost", farewell)
+        self._streams.end(mirror.log)
 
     # The task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,10 +168,8 @@ class LogMirrors:
             report_fault(log, error, source.id)
             farewell = error_event(EngineUnavailable("the stream cannot be read at the moment; try again"))
         finally:
-            if self._mirrors.pop(source.id, None) is not None:
-                lost: Ended = "lost"
-                source.end(lost, farewell)
-                self._streams.end(source)
+            if self._mirrors.get(source.id) is mirror:
+                self._close(mirror, farewell)
 
     async def _follow(self, mirror: Mirror) -> bool:
         """To its end, or True: it is ours now. Raises EngineUnavailable."""

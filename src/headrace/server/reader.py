@@ -125,8 +125,9 @@ class Reader:
                 raise ClientGone
             try:
                 body, position = source.read(self.position, PIECE)
+                source.check_end(position)
             except Gone as error:
-                # It was too slow for what is kept.
+                # It was too slow for what is kept, or what it had of a server gone did not come again.
                 self._exchange.record.outcome = "error"
                 await self._write(error_event(error), more=False)
                 return

@@ -24,6 +24,7 @@ from headrace.core.errors import (
     Abandoned,
     Conflict,
     Draining,
+    Gone,
     HeadraceError,
     InternalError,
     InvalidRequest,
@@ -206,9 +207,14 @@ class Resuming:
         await self._resume(exchange, source, after)
 
     async def _resume(self, exchange: Exchange, source: StreamLog, after: int) -> None:
+        try:
+            source.check_end(after)
+        except Gone:
+            self.streams.release(source)
+            raise
         how: How = "elsewhere" if not source.kept else "live" if source.ended is None else "finished"
         self.streams.figures.resumed[how] += 1
-        if source.ended is not None and after >= source.last and not source.farewell:
+        if source.ended is not None and after == source.last and not source.farewell:
             # Nothing more: to an EventSource this status says that it need not come again.
             self.streams.release(source)
             await exchange.start(204, ((STREAM_NAME, source.name),))

@@ -173,6 +173,11 @@ class StreamLog:
             index += 1
         return b"".join(parts), after
 
+    def check_end(self, position: int) -> None:
+        """Raises Gone if the stream has ended before that position."""
+        if self.ended is not None and not self.farewell and position > self.last:
+            raise Gone(f"this stream ended at {self.last}; what is asked for begins at {position}")
+
     def since(self, after: int) -> list[tuple[int, bytes]]:
         """(end, block) of what comes after that position. Raises Gone."""
         if after < self.first:
