@@ -18,6 +18,7 @@ import math
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from headrace_bench.figures.stats import percentile
 from headrace_bench.lab import HEADRACE
 from headrace_bench.load.schedule import Planned, Schedule
 from headrace_bench.peers import litellm
-from headrace_bench.peers.relaying import DIRECT, Round
+from headrace_bench.peers.relaying import ALONE, DIRECT, Round
 from headrace_bench.server import NotReady, Server, free_port, resident
 from headrace_bench.wire import Refused, chat
 
@@ -75,7 +76,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        return "one stream" if self.streams == 1 else f"{self.streams} streams"
+        return ALONE if self.streams == 1 else f"{self.streams} streams"
 
     @property
     def length(self) -> int:
@@ -166,35 +167,36 @@ def _wrong(heard: Sequence[Heard]) -> dict[str, int]:
 
 def block(load: Load, target: Target, seed: int, server: Server | None) -> dict[str, Any]:
     """One load on one server. `server`: the gateway's processes; None: there is none in between."""
-    before = server.cpu() if server else 0.0
+    before, began = (server.cpu() if server else 0.0), time.monotonic()
     ran = run_load(target, schedule(load, seed), drain_s=load.period + DRAIN_S, keep_text=True)
     if ran.interrupted:
         raise KeyboardInterrupt
     found = figures(load, ran)
     if server is not None:
         used = server.cpu() - before
+        found["cores"] = used / (time.monotonic() - began)
         found["cpu_us"] = used / found["chunks"] * 1e6 if found["chunks"] else None
         found["rss_mb"] = sum(map(resident, server.pids())) / 1e6
     return found
 
 
-def upstream(folder: Path) -> Server:
+def upstream(folder: Path, name: str = "upstream") -> Server:
     """The scripted server, with timers alone: it leaves the cores to those who are measured."""
     port = free_port()
     program = [sys.executable, "-m", "headrace_bench.client.scripted", "--port", str(port), "--spin", "0"]
-    log = folder / "upstream.log"
-    return Server("upstream", program, url=f"http://127.0.0.1:{port}", ready="/v1/models", log=log)
+    log = folder / f"{name}.log"
+    return Server(name, program, url=f"http://127.0.0.1:{port}", ready="/v1/models", log=log)
 
 
-def headrace(folder: Path, *flags: str) -> Start:
+def headrace(folder: Path, *flags: str, name: str = HEADRACE) -> Start:
     """Ours, as a gateway: no model of its own."""
 
     def start(url: str) -> Server:
-        port, file = free_port(), folder / "headrace.toml"
+        port, file = free_port(), folder / f"{name}.toml"
         file.write_text(CONFIG.format(url=url, model=UPSTREAM, alias=ALIAS))
         program = [sys.executable, "-m", "headrace", "serve", "--config", str(file), "--port", str(port), *flags]
-        log = folder / f"{HEADRACE}.log"
-        return Server(HEADRACE, program, url=f"http://127.0.0.1:{port}", ready="/readyz", log=log)
+        log = folder / f"{name}.log"
+        return Server(name, program, url=f"http://127.0.0.1:{port}", ready="/readyz", log=log)
 
     return start
 

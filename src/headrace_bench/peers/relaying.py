@@ -4,7 +4,8 @@
 
 Rules: `direct` shows what client and kernel take by themselves; a gateway's cell is its figure less that of `direct`,
 within a round; a ratio is taken within a round; a cell is the median over rounds, of an even number the worse; a block
-whose client was not in order is in no figure; the bars are those of the load with most streams.
+whose client was not in order is in no figure; bars stand at loads of several streams, for at one stream the cost of a
+request is spread over few chunks; a gateway without a core left is named, for its times grow as long as a block lasts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from headrace_bench.bars import middle, number
 from headrace_bench.report.table import scrubbed
 
 DIRECT = "direct"
+FULL = 0.9
+"""Of a core: a gateway of one thread that uses more has none left."""
+ALONE = "one stream"
+"""The load that has one."""
 Round = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Load's name → server → figures of its block."""
 
@@ -93,7 +98,7 @@ def columns(servers: Sequence[str], ours: str) -> tuple[str, ...]:
 
 
 def rows(rounds: Sequence[Round], loads: Sequence[str], servers: Sequence[str], ours: str) -> list[tuple[str, ...]]:
-    """A row a figure and load. The bars stand at the last load."""
+    """A row a figure and load."""
     others = [name for name in servers if name not in (DIRECT, ours)]
     found = []
     for load in loads:
@@ -107,9 +112,9 @@ def rows(rounds: Sequence[Round], loads: Sequence[str], servers: Sequence[str], 
                 each = ratios(rounds, load, figure, ours, other)
                 spread = f"{number(min(each))}–{number(max(each))}" if each else "–"
                 compared += [number(middle(each, more=False)), spread]
-            last = load == loads[-1] and ours in servers
-            verdict_ = verdict(rounds, load, figure, ours, others) if last else ""
-            found.append((load, figure.name, *cells, *compared, bar(figure) if last else "", verdict_))
+            judged = load != ALONE and ours in servers
+            judgement = (bar(figure), verdict(rounds, load, figure, ours, others)) if judged else ("", "")
+            found.append((load, figure.name, *cells, *compared, *judgement))
     return found
 
 
@@ -131,6 +136,8 @@ def notes(rounds: Sequence[Round], floor: float = 1.0) -> list[str]:
                     lines.append(f"{where}: {scrubbed(result['failed'])}")
                     continue
                 lines += [f"{where} does not count: {scrubbed(why)}" for why in result.get("invalid", ())]
+                if result.get("cores") is not None and result["cores"] > FULL:
+                    lines.append(f"{where} used {result['cores']:.2f} cores: it could not keep up")
                 wrong = [f"{result[key]} {key}" for key in ("failed", "lost", "doubled", "foreign") if result.get(key)]
                 if wrong:
                     lines.append(f"{where}: {', '.join(wrong)} (streams, tokens, tokens, characters)")

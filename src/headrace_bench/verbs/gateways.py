@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Flags of its own, beside those of `peers`."""
     group = parser.add_argument_group("gateways")
     group.add_argument("--gateways", action="store_true", help="gateways before a scripted upstream, not servers")
-    group.add_argument("--streams", default="1,100", metavar="N,…", help="streams at once; the bars are of the last")
+    group.add_argument("--streams", default="1,20,100", metavar="N,…", help="streams at once")
     group.add_argument("--rate", type=flags.number(0, above=True), default=30.0, help="tokens a second, of a stream")
     group.add_argument("--tokens", type=flags.count, default=150, help="of a stream")
     group.add_argument("--first", type=flags.number(0), default=200.0, metavar="MS", help="until the first token")
