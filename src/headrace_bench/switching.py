@@ -163,19 +163,19 @@ class Changer(threading.Thread):
         self._plan = plan
         self._names = names
         self._act = act
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self.changes: list[Change] = []
 
     def run(self) -> None:
         began = time.monotonic()
         for turn in range(self._plan.switches):
-            if self._stop.wait(max(0.0, began + SETTLE_S + turn * self._plan.every_s - time.monotonic())):
+            if self._over.wait(max(0.0, began + SETTLE_S + turn * self._plan.every_s - time.monotonic())):
                 return
             self.changes.append(self._act(self._names[(turn + 1) % len(self._names)]))
 
     def stop(self) -> None:
         """No more; returns once the last answer is there."""
-        self._stop.set()
+        self._over.set()
         self.join()
 
 

@@ -71,12 +71,11 @@ def _measure(asked: argparse.Namespace, found: Found, loads: Sequence[Load]) -> 
         starts[litellm.NAME] = gateways.proxy(folder, found.places[litellm.NAME])
     if not starts:
         raise Fault("no gateway to measure: --install brings LiteLLM")
-    rounds = gateways.measure(
-        folder, starts, loads, asked.rounds or ROUNDS, pin=not asked.no_pin, say=_say
-    )  # fmt: skip
+    names = {str(folder): "DIR", str(asked.out): "DIR"}
+    told = commands(folder, starts, names)  # before, for it writes their files
+    rounds = gateways.measure(folder, starts, loads, asked.rounds or ROUNDS, pin=not asked.no_pin, say=_say)
     (folder / "rounds.json").write_text(json.dumps(rounds, indent=1))
     servers = [DIRECT, *starts]
-    names = {str(folder): "DIR"}
     installed = versions()
     made = Table(
         verb="gateways",
@@ -86,7 +85,7 @@ def _measure(asked: argparse.Namespace, found: Found, loads: Sequence[Load]) -> 
         versions={"python": installed["python"], HEADRACE: installed.get(HEADRACE, "–"), **found.versions},
         columns=relaying.columns(servers, HEADRACE),
         rows=tuple(relaying.rows(rounds, [load.name for load in loads], servers, HEADRACE)),
-        commands=commands(folder, starts, names),
+        commands=told,
         notes=(*notes(asked, loads, found, list(starts)), *relaying.notes(rounds)),
         figures={"rounds": rounds, "left_out": dict(found.left_out)},
     )

@@ -94,7 +94,7 @@ def run(asked: argparse.Namespace) -> int:
     made = Table(
         verb="idle",
         wall=wall,
-        command=shown(asked.command, {str(folder): "DIR"}),
+        command=shown(asked.command, {str(folder): "DIR", str(asked.out): "DIR"}),
         machine=machine(),
         versions={name: installed[name] for name in ("python", HEADRACE) if name in installed},
         columns=judged.COLUMNS,

@@ -66,7 +66,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=flags.number(0, above=True), default=50.0, help="requests a second")
     parser.add_argument("--tokens", type=flags.count, default=20, help="of an answer")
     parser.add_argument("--switches", type=flags.count, default=6)
-    parser.add_argument("--every", type=flags.number(1), default=4.0, metavar="S", help="between two switches")
+    parser.add_argument(
+        "--every", type=flags.number(0, above=True), default=4.0, metavar="S", help="between two switches"
+    )
     parser.add_argument("--headrace-args", default="", help="more flags for `headrace serve`, in one argument")
     flags.add_out(parser)
 
@@ -106,7 +108,7 @@ def run(asked: argparse.Namespace) -> int:
     made = Table(
         verb="switching",
         wall=wall,
-        command=shown(asked.command, {str(folder): "DIR"}),
+        command=shown(asked.command, {str(folder): "DIR", str(asked.out): "DIR"}),
         machine=machine(),
         versions={name: installed[name] for name in ("python", HEADRACE) if name in installed},
         columns=judged.COLUMNS,
