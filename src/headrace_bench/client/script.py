@@ -85,6 +85,13 @@ def answer(status: int, body: Any, at: float = 0.0) -> Script:
     return Script(((at, head + data),))
 
 
+def whole(text: str) -> Script:
+    """A chat's answer that is no stream, of one token."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    body = {"id": "chatcmpl-s", "object": "chat.completion", "created": 0, "model": "scripted", "choices": [choice]}
+    return answer(200, {**body, "usage": _usage(1)})
+
+
 def refused(status: int, words: str, at: float = 0.0) -> Script:
     """An OpenAI-style error."""
     return answer(status, {"error": {"message": words, "type": "scripted", "code": None}}, at)

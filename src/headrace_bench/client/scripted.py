@@ -29,8 +29,10 @@ import msgspec
 import uvloop
 
 from headrace_bench.client import golden
-from headrace_bench.client.script import Script, answer, inscribed, named, refused
+from headrace_bench.client.script import Script, answer, even, inscribed, named, refused, whole
 
+ANY = "scripted"
+"""The model whose messages say the script. One that says none, as a gateway's own first request, gets a word."""
 SPIN_S = 0.002
 """From here on turns of the loop: a timer's resolution is 1 ms."""
 TIMER_S = 0.001
@@ -42,6 +44,7 @@ KEPT = 4096
 class _Asked(msgspec.Struct):
     model: str = ""
     messages: list[Any] = []
+    stream: bool = False
 
 
 class Writes(msgspec.Struct):
@@ -175,11 +178,14 @@ class Scripted:
             said = asked.messages[-1].get("content")
             if isinstance(said, str) and (said in self._scripts or (named(name) is None and named(said))):
                 name = said
-        return name, self._scripts.get(name) or named(name)
+        script = self._scripts.get(name) or named(name)
+        if script is None and name == ANY:
+            script = even(0.0, 0.0, 1) if asked.stream else whole("word ")
+        return name, script
 
     def _other(self, path: bytes) -> Script:
         if path == b"/v1/models":
-            names = [*self._scripts, "scripted"]
+            names = [*self._scripts, ANY]
             return answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
         if path.startswith(b"/writes/") and path[8:].isdigit():
             writes = self.writes.get(int(path[8:]))

@@ -18,6 +18,7 @@ from headrace_bench.client.script import (
     role,
     stamped,
     stream,
+    whole,
 )
 
 
@@ -34,10 +35,10 @@ def test_a_stream_has_its_head_first_and_a_piece_a_write() -> None:
     script = stream((0.1, role()), (0.2, b""), (0.3, ending(2)))
     assert [at for at, _ in script.pieces] == [0.0, 0.1, 0.2, 0.3]
     assert script.pieces[2][1] == b""
-    head, body, whole = played(script)
+    head, body, is_whole = played(script)
     assert head.headers["content-type"] == "text/event-stream"
     assert body == role() + ending(2)
-    assert whole
+    assert is_whole
     assert not played(stream((0.1, role()), whole=False))[2]
 
 
@@ -55,6 +56,12 @@ def test_answers_that_are_no_streams() -> None:
     head, body, whole = played(refused(429, "slowly"))
     assert (head.status, sse.refusal(body), whole) == (429, "slowly", True)
     assert msgspec.json.decode(played(answer(200, {"a": 1}))[1]) == {"a": 1}
+
+
+def test_a_whole_answer() -> None:
+    body = msgspec.json.decode(played(whole("hi"))[1])
+    assert body["choices"][0]["message"]["content"] == "hi"
+    assert body["usage"]["completion_tokens"] == 1
 
 
 def test_even_tokens() -> None:
@@ -89,8 +96,8 @@ def test_a_stamped_script_says_when_it_was_written() -> None:
     assert [at for at, _ in script.pieces] == pytest.approx([0.0, 0.02, 0.03, 0.04])
     written = [inscribed(data, 123.4567891 + n, 120.5) for n, (_, data) in enumerate(script.pieces)]
     assert [len(data) for data in written] == [len(data) for _, data in script.pieces], "a frame's length holds"
-    _, body, whole = played(Script(tuple((0.0, data) for data in written)))
-    assert whole
+    _, body, is_whole = played(Script(tuple((0.0, data) for data in written)))
+    assert is_whole
     texts = [sse.read(event).text for event in sse.Splitter().feed(body)]
     assert texts[:3] == [
         "00000:0000000124.456789:0000000120.500000 ", "00001:0000000125.456789 ", "00002:0000000126.456789 ",

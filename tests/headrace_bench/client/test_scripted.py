@@ -62,6 +62,7 @@ def test_a_script_by_model_by_message_and_by_name() -> None:
             assert [record.text for record in await ask(server.url, "even:1:1:2")] == ["word word "]
             assert [record.text for record in await ask(server.url, "any", "even:1:1:1")] == ["word "]
             assert [record.text for record in await ask(server.url, "even:1:1:2", "even:1:1:1")] == ["word word "]
+            assert [record.text for record in await ask(server.url, "scripted")] == ["word "], "a gateway's own request"
             unknown = (await ask(server.url, "any"))[0]
             assert (unknown.outcome, unknown.status) == ("http", 404)
             assert b'"model":"s"' in server.requests[0]
