@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace_bench.busy import rotate
-from headrace_bench.client import stamps
+from headrace_bench.client import runqueue, stamps
 from headrace_bench.client.run import Run
 from headrace_bench.client.run import run as run_load
 from headrace_bench.client.stamps import Heard
@@ -167,17 +167,25 @@ def _wrong(heard: Sequence[Heard]) -> dict[str, int]:
 
 def block(load: Load, target: Target, seed: int, server: Server | None) -> dict[str, Any]:
     """One load on one server. `server`: the gateway's processes; None: there is none in between."""
-    before, began = (server.cpu() if server else 0.0), time.monotonic()
+    before, waited, began = (server.cpu() if server else 0.0), _waited(server), time.monotonic()
     ran = run_load(target, schedule(load, seed), drain_s=load.period + DRAIN_S, keep_text=True)
     if ran.interrupted:
         raise KeyboardInterrupt
     found = figures(load, ran)
     if server is not None:
         used = server.cpu() - before
-        found["cores"] = used / (time.monotonic() - began)
+        seconds = time.monotonic() - began
+        found["cores"] = used / seconds
+        without = runqueue.between(waited, _waited(server))
+        found["waited"] = None if without is None else without / seconds
         found["cpu_us"] = used / found["chunks"] * 1e6 if found["chunks"] else None
         found["rss_mb"] = sum(map(resident, server.pids())) / 1e6
     return found
+
+
+def _waited(server: Server | None) -> float | None:
+    """Seconds for which its thread could have run and had no core, because others of this machine had it."""
+    return None if server is None else runqueue.waited(Path(f"/proc/{server.pids()[0]}/schedstat"))
 
 
 def upstream(folder: Path, name: str = "upstream") -> Server:

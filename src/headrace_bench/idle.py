@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,24 @@ class Plan:
 
 
 def raise_limit(files: int) -> int:
-    """Lets this process and what it starts open `files` files. Raises Fault: the system does not let us."""
+    """Lets this process and what it starts open `files` files, or as many as the system allows; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        wanted = hard if hard == resource.RLIM_INFINITY else max(hard, files)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, wanted))
-        except (ValueError, OSError):
-            raise Fault(
-                f"{files} open files are needed and {hard} are allowed: raise it (ulimit -Hn), or ask for fewer streams"
-            ) from None
-    return files
+    if resource.RLIM_INFINITY in (soft, hard) or soft >= files:
+        return files
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, max(hard, files)))
+    except (ValueError, OSError):  # only a privileged process raises the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def affordable(plan: Plan) -> Plan:
+    """As many of its streams as this system's limit of open files leaves room for. Raises Fault: for none."""
+    there = raise_limit(plan.streams * plan.files_each + SPARE)
+    streams = min(plan.streams, (there - SPARE) // plan.files_each)
+    if streams < 1:
+        raise Fault(f"{there} open files are allowed, and {SPARE} are needed beside the streams: raise ulimit -Hn")
+    return replace(plan, streams=streams)
 
 
 def allowed(pid: int) -> int | None:

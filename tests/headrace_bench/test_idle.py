@@ -84,16 +84,35 @@ def test_what_is_told() -> None:
     assert (nothing["kb_each"], nothing["again_ratio"], nothing["held"]) == (None, None, 0)
 
 
-def test_the_limit_of_open_files_is_raised_or_said() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[0]), before[1]))
-        assert idle.raise_limit(600) == 600
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
-        with pytest.raises(Fault, match="open files are needed and"):
-            idle.raise_limit(1 << 40)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What a process without privileges was given, the last one first: 512 now, 1000 at most."""
+    set_: list[tuple[int, int]] = [(512, 1000)]
+
+    def setrlimit(_which: int, limit: tuple[int, int]) -> None:
+        if limit[1] > set_[0][1] or limit[0] > limit[1]:
+            raise ValueError("not allowed to raise maximum limit")
+        set_.insert(0, limit)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: set_[0])
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    return set_
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(limits: list[tuple[int, int]]) -> None:
+    assert idle.raise_limit(400) == 400
+    assert limits == [(512, 1000)], "nothing was to be done"
+    assert idle.raise_limit(800) == 800
+    assert idle.raise_limit(2000) == 1000
+    assert limits[0] == (1000, 1000)
+
+
+def test_as_many_streams_as_there_are_files_for(limits: list[tuple[int, int]]) -> None:
+    assert idle.affordable(Plan(streams=100, files_each=2)).streams == 100
+    assert idle.affordable(Plan(streams=10_000, files_each=2)).streams == (1000 - idle.SPARE) // 2
+    limits.insert(0, (100, 100))
+    with pytest.raises(Fault, match="raise ulimit -Hn"):
+        idle.affordable(Plan(streams=1))
 
 
 def test_what_a_process_may_open_and_has_open() -> None:

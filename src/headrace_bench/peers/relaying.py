@@ -4,14 +4,14 @@
 
 Rules: `direct` shows what client and kernel take by themselves; a gateway's cell is its figure less that of `direct`,
 within a round; a ratio is taken within a round; a cell is the median over rounds, of an even number the worse; a block
-whose client was not in order is in no figure; bars stand at loads of several streams, for at one stream the cost of a
-request is spread over few chunks; a gateway without a core left is named, for its times grow as long as a block lasts.
+whose client was not in order is in no figure; the bars are those of the last load, and the shares of every load of
+several streams; a gateway without a core left is named, for its times grow for as long as a block lasts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace_bench.bars import middle, number
@@ -20,6 +20,8 @@ from headrace_bench.report.table import scrubbed
 DIRECT = "direct"
 FULL = 0.9
 """Of a core: a gateway of one thread that uses more has none left."""
+WAITED = 0.02
+"""Of a block; more, and the machine was not quiet enough for a p99."""
 ALONE = "one stream"
 """The load that has one."""
 Round = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -74,20 +76,26 @@ def ratios(rounds: Sequence[Round], load: str, figure: Figure, ours: str, other:
 
 
 def verdict(rounds: Sequence[Round], load: str, figure: Figure, ours: str, others: Sequence[str]) -> str:
-    """`met`, `MISSED`, `not measured`; the bar and the share together. Empty: there is no bar."""
-    if figure.bar is None:
-        return ""
-    own = middle([v for r in rounds if (v := value(r, load, ours, figure)) is not None], more=False)
-    if own is None:
-        return "not measured"
-    met = own <= figure.bar
+    """`met`, `MISSED`, `not measured`; the bar and the share together. Empty: there is neither."""
+    met: list[bool] = []
+    missing: list[str] = []
+    if figure.bar is not None:
+        own = middle([v for r in rounds if (v := value(r, load, ours, figure)) is not None], more=False)
+        if own is None:
+            return "not measured"
+        met.append(own <= figure.bar)
     if figure.share is not None:
         for other in others:
             ratio = middle(ratios(rounds, load, figure, ours, other), more=False)
             if ratio is None:
-                return "MISSED" if not met else f"{number(own)}: met; against {other} not measured"
-            met = met and ratio <= figure.share
-    return "met" if met else "MISSED"
+                missing.append(other)
+            else:
+                met.append(ratio <= figure.share)
+    if not all(met):
+        return "MISSED"
+    if missing:
+        return f"{'met; ' if met else ''}against {', '.join(missing)} not measured"
+    return "met" if met else ""
 
 
 def columns(servers: Sequence[str], ours: str) -> tuple[str, ...]:
@@ -112,17 +120,19 @@ def rows(rounds: Sequence[Round], loads: Sequence[str], servers: Sequence[str], 
                 each = ratios(rounds, load, figure, ours, other)
                 spread = f"{number(min(each))}–{number(max(each))}" if each else "–"
                 compared += [number(middle(each, more=False)), spread]
-            judged = load != ALONE and ours in servers
-            judgement = (bar(figure), verdict(rounds, load, figure, ours, others)) if judged else ("", "")
+            asked = figure if load == loads[-1] else replace(figure, bar=None)
+            judgement = ("", "")
+            if ours in servers and (load != ALONE or load == loads[-1]):
+                judgement = (bar(asked), verdict(rounds, load, asked, ours, others))
             found.append((load, figure.name, *cells, *compared, *judgement))
     return found
 
 
 def bar(figure: Figure) -> str:
     """As it is read."""
-    if figure.bar is None:
-        return ""
-    return f"<= {figure.bar:g}" + ("" if figure.share is None else f", ratio <= {figure.share:g}")
+    own = [] if figure.bar is None else [f"<= {figure.bar:g}"]
+    share = [] if figure.share is None else [f"ratio <= {figure.share:g}"]
+    return ", ".join([*own, *share])
 
 
 def notes(rounds: Sequence[Round], floor: float = 1.0) -> list[str]:
@@ -138,6 +148,8 @@ def notes(rounds: Sequence[Round], floor: float = 1.0) -> list[str]:
                 lines += [f"{where} does not count: {scrubbed(why)}" for why in result.get("invalid", ())]
                 if result.get("cores") is not None and result["cores"] > FULL:
                     lines.append(f"{where} used {result['cores']:.2f} cores: it could not keep up")
+                if (result.get("waited") or 0.0) > WAITED:
+                    lines.append(f"{where} had no core for {result['waited']:.0%} of the block: others were using it")
                 wrong = [f"{result[key]} {key}" for key in ("failed", "lost", "doubled", "foreign") if result.get(key)]
                 if wrong:
                     lines.append(f"{where}: {', '.join(wrong)} (streams, tokens, tokens, characters)")

@@ -79,7 +79,9 @@ def run(asked: argparse.Namespace) -> int:
         silent=asked.message,
         probe=asked.probe,
     )
-    idle.raise_limit(plan.streams * plan.files_each + idle.SPARE)
+    plan = idle.affordable(plan)
+    if plan.streams < asked.streams:
+        _say(f"{plan.streams} streams: the system's limit of open files leaves no room for {asked.streams}")
     folder = flags.out_of(asked)
     claim(folder)
     folder = folder.resolve()
@@ -145,6 +147,8 @@ def notes(asked: argparse.Namespace, plan: Plan) -> Sequence[str]:
         f"{plan.streams:,} streams, opened at {idle.pace()}; memory is the resident set of the server's processes once "
         "it no longer moves."
     )
+    if plan.streams < asked.streams:
+        what += f" {asked.streams:,} were asked for; the system's limit of open files leaves room for so many."
     if asked.queued is not None:
         return [what, f"The streams wait for a place at an engine of {asked.queued:g} tokens a second; no probes."]
     if asked.url is not None:

@@ -46,7 +46,7 @@ def test_a_block_that_does_not_count_is_in_no_figure() -> None:
         ((0.6, 0.9, 40.0), (8.1, 9.2, 900.0), "met"),
         ((1.2, 0.9, 40.0), (8.1, 9.2, 900.0), "MISSED"),
         ((0.6, 0.9, 40.0), (1.1, 9.2, 900.0), "MISSED"),
-        ((0.6, 0.9, 40.0), None, "0.5: met; against litellm not measured"),
+        ((0.6, 0.9, 40.0), None, "met; against litellm not measured"),
         ((1.2, 0.9, 40.0), None, "MISSED"),
     ],
 )
@@ -77,18 +77,30 @@ def test_rows_and_bars() -> None:
     assert by_name["memory, MB"][-2:] == ("", "")
 
 
+def test_a_load_before_the_last_has_shares_only() -> None:
+    one = round_((2.1, 0.9, 80.0), (10.1, 20.2, 900.0))
+    found = rows(
+        [{**one, "20 streams": one[LOAD]}], ["20 streams", LOAD], ["direct", "headrace", "litellm"], "headrace"
+    )
+    first, last = found[0], found[len(FIGURES)]
+    assert first[-2:] == ("ratio <= 0.25", "met")
+    assert last[-2:] == ("<= 1, ratio <= 0.25", "MISSED")
+    assert found[4][-2:] == ("", "")
+
+
 def test_notes_say_what_failed_and_what_this_machine_cannot_tell() -> None:
     found = {
         "direct": block(0.1, 1.5),
         "headrace": block(0.5, 0.5, 40.0, failed=2, lost=1, doubled=0, foreign=0, invalid=["late by\n3 ms"]),
         "litellm": {"failed": "NotReady: no\nport"},
-        "other": block(900.0, 300.0, 800.0, cores=0.97),
+        "other": block(900.0, 300.0, 800.0, cores=0.97, waited=0.031),
     }
     assert relaying.notes([{LOAD: found}]) == [
         "round 1: 100 streams: `headrace` does not count: late by 3 ms",
         "round 1: 100 streams: `headrace`: 2 failed, 1 lost (streams, tokens, tokens, characters)",
         "round 1: 100 streams: `litellm`: NotReady: no port",
         "round 1: 100 streams: `other` used 0.97 cores: it could not keep up",
+        "round 1: 100 streams: `other` had no core for 3% of the block: others were using it",
         "round 1: 100 streams: without a gateway the gap p99 was 1.50 ms late: "
         "the machine itself is above a bar of 1 ms",
     ]
