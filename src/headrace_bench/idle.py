@@ -175,14 +175,17 @@ def memory(pids: Sequence[int]) -> int:
 
 
 def settled(pids: Sequence[int], sleep: Callable[[float], None] = time.sleep) -> int:
-    """Resident bytes once they no longer move, after PATIENCE_S at the latest."""
-    before = memory(pids)
+    """Resident bytes once neither they nor the number of open files move, after PATIENCE_S at the latest.
+
+    A client may have sent everything while the server still takes one connection after another.
+    """
+    before, open_ = memory(pids), files(pids[0])
     for _ in range(int(PATIENCE_S / LOOK_S)):
         sleep(LOOK_S)
-        now = memory(pids)
-        if abs(now - before) <= SETTLED * before:
+        now, still = memory(pids), files(pids[0])
+        if abs(now - before) <= SETTLED * before and still == open_:
             return now
-        before = now
+        before, open_ = now, still
     return before
 
 

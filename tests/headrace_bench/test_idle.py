@@ -121,10 +121,11 @@ def test_what_a_process_may_open_and_has_open() -> None:
     assert (idle.allowed(2**30), idle.files(2**30)) == (None, 0)
 
 
-def test_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = iter([100, 200, 250, 250, 400])
+def test_memory_and_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, open_ = iter([100, 200, 250, 250, 251, 400]), iter([5, 6, 7, 8, 8, 9])
     monkeypatch.setattr(idle, "resident", lambda _pid: next(sizes))
-    assert idle.settled([1], sleep=lambda _: None) == 250
+    monkeypatch.setattr(idle, "files", lambda _pid: next(open_))
+    assert idle.settled([1], sleep=lambda _: None) == 251
 
 
 def test_a_holder_that_died_is_a_fault(subject: Subject) -> None:

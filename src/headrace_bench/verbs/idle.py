@@ -42,6 +42,7 @@ LINES = (
     Line("memory before, MB", "rss_base", unit=1e6),
     Line("memory with the streams, MB", "rss_open", unit=1e6),
     Line("memory after they closed, MB", "rss_closed", unit=1e6),
+    Line("share of the streams' memory given back", "given_back"),
     Line("files that stay open", "files_left", "<=", idle.FILES_LEFT),
     Line("memory of a second opening ÷ the first's", "again_ratio", "<=", AGAIN_BAR),
 )
@@ -100,7 +101,7 @@ def run(asked: argparse.Namespace) -> int:
         machine=machine(),
         versions={name: installed[name] for name in ("python", HEADRACE) if name in installed},
         columns=judged.COLUMNS,
-        rows=judged.rows(LINES, found),
+        rows=judged.rows([line for line in LINES if plan.probes or line.key != "ttft_ratio"], found),
         notes=tuple(notes(asked, plan)),
         figures=found,
     )
