@@ -198,9 +198,12 @@ def measure(subject: Subject, beside: Subject | None, plan: Plan, say: Callable[
     cycles = []
     probed: list[tuple[float, float | None]] = []
     for turn in range(2):
+        began = time.monotonic()
         streams = Streams(subject, plan)
         try:
             seen = streams.opened(plan.streams / RATE * 5 + PATIENCE_S)
+            _taken(subject, base["files"] + plan.files_each * (seen["sent"] - seen["refused"] - seen["ended"]))
+            seconds = time.monotonic() - began
             rss, open_files = settled(subject.pids), files(subject.pids[0])
             cpu = _cpu(subject, IDLE_S)
             say(f"{seen['sent']} streams: {rss / 1e6:.0f} MB, {open_files} files, {cpu:.1%} of a core")
@@ -211,7 +214,7 @@ def measure(subject: Subject, beside: Subject | None, plan: Plan, say: Callable[
         finally:
             streams.kill()
         left = _closed(subject, base["files"])
-        cycles.append({"rss": rss, "files": open_files, "cpu": cpu, "streams": seen, **left})
+        cycles.append({"rss": rss, "files": open_files, "cpu": cpu, "streams": seen, "seconds": seconds, **left})
         say(f"closed: {left['rss_after'] / 1e6:.0f} MB, {left['files_after']} files")
     return summary(plan, base, cycles, before, probed)
 
@@ -234,6 +237,7 @@ def summary(
         "ended": first["streams"]["ended"],
         "kb_each": taken / held / 1e3 if held > 0 else None,
         "cpu_open": first["cpu"],
+        "opened_s": first["seconds"],
         "files_left": again["files_after"] - base["files"],
         "rss_base": base["rss"],
         "rss_open": first["rss"],
@@ -301,6 +305,13 @@ def _cpu(subject: Subject, seconds: float) -> float:
     before, began = listener.cpu(subject.pids[0]) or 0.0, time.monotonic()
     time.sleep(seconds)
     return ((listener.cpu(subject.pids[0]) or 0.0) - before) / (time.monotonic() - began)
+
+
+def _taken(subject: Subject, wanted: int) -> None:
+    """Waits until the server has as many files open: a client has sent everything while it still takes connections."""
+    end = time.monotonic() + PATIENCE_S
+    while files(subject.pids[0]) < wanted and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _closed(subject: Subject, base: int) -> dict[str, int]:

@@ -62,7 +62,15 @@ def test_probes_come_in_pairs_in_drawn_order(monkeypatch: pytest.MonkeyPatch) ->
 
 def cycle(rss: int, after: int, files: int = 2010, **streams: int) -> dict[str, Any]:
     seen = {"refused": 0, "failed": 0, "ended": 0, **streams}
-    return {"rss": rss, "files": files, "cpu": 0.01, "streams": seen, "rss_after": after, "files_after": 12}
+    return {
+        "rss": rss,
+        "files": files,
+        "cpu": 0.01,
+        "streams": seen,
+        "seconds": 9.5,
+        "rss_after": after,
+        "files_after": 12,
+    }
 
 
 def test_what_is_told() -> None:
@@ -74,6 +82,7 @@ def test_what_is_told() -> None:
     assert found["kb_each"] == pytest.approx(30.0)
     assert found["refused"] == 3
     assert found["files_left"] == 2
+    assert found["opened_s"] == 9.5
     assert found["given_back"] == pytest.approx(2 / 3)
     assert found["again_ratio"] == pytest.approx(1.1)
     # 2.5 of the server beside it, where it was 2 before.

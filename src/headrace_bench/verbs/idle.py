@@ -32,6 +32,7 @@ LINES = (
     Line("streams held", "held"),
     Line("refused or not connected", "refused", "<=", 0),
     Line("ended by the server", "ended", "<=", 0),
+    Line("seconds until the server had taken all", "opened_s"),
     Line("memory a stream, KB", "kb_each", "<=", KB_BAR),
     Line("TTFT with the streams ÷ without", "ttft_ratio", "<=", TTFT_BAR),
     Line("TTFT p50 before, ms", "ttft_before_ms"),
