@@ -119,13 +119,17 @@ def schedule(plan: Plan) -> Schedule:
 
 
 def config(engines: Sequence[tuple[str, str]], stamped: bool) -> str:
-    """The server's file: (name, an upstream's URL or a model) of each engine; the alias begins at the first."""
+    """The server's file: (name, an upstream's URL or a model) of each engine; the alias begins at the first.
+
+    The others are declared and not loaded: that is what a switch does.
+    """
     tables = [
         UPSTREAM_ENGINE.format(name=name, url=where, model=UPSTREAM)
         if stamped
         else MODEL_ENGINE.format(name=name, model=where)
         for name, where in engines
     ]
+    tables[1:] = [f"{table}load = false\n" for table in tables[1:]]
     return "\n".join(tables) + ALIAS_TABLE.format(alias=ALIAS, first=engines[0][0])
 
 

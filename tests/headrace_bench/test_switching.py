@@ -37,6 +37,7 @@ def test_the_load_is_even() -> None:
 def test_a_server_s_file() -> None:
     text = config([("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2")], True)
     assert text.count('kind = "openai"') == 2
+    assert text.count("load = false") == 1
     assert 'url = "http://127.0.0.1:2/v1"' in text
     assert text.endswith("[aliases.m]\nengines = { a = 1 }\n")
     assert 'kind = "llama"\nmodel = "scripted:30"' in config([("a", "scripted:30"), ("b", "x")], False)
