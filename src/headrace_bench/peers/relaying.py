@@ -22,6 +22,8 @@ FULL = 0.9
 """Of a core: a gateway of one thread that uses more has none left."""
 WAITED = 0.02
 """Of a block; more, and the machine was not quiet enough for a p99."""
+TELLABLE_MS = 0.01
+"""Less that is added is noise, and a ratio to it is nothing."""
 ALONE = "one stream"
 """The load that has one."""
 Round = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -70,9 +72,10 @@ def _raw(round_: Round, load: str, server: str, figure: Figure) -> float | None:
 
 
 def ratios(rounds: Sequence[Round], load: str, figure: Figure, ours: str, other: str) -> list[float]:
-    """Ours over the other's, of each round in which both count and the other adds something."""
+    """Ours over the other's, of each round in which both count and the other adds more than a clock can tell."""
     pairs = [(value(r, load, ours, figure), value(r, load, other, figure)) for r in rounds]
-    return [a / b for a, b in pairs if a is not None and b is not None and b > 0]
+    least = TELLABLE_MS if figure.added else 0.0
+    return [a / b for a, b in pairs if a is not None and b is not None and b > least]
 
 
 def verdict(rounds: Sequence[Round], load: str, figure: Figure, ours: str, others: Sequence[str]) -> str:

@@ -35,6 +35,7 @@ def test_a_block_that_does_not_count_is_in_no_figure() -> None:
     assert value(one, LOAD, "headrace", TTFT) is None
     assert value(one, LOAD, "litellm", TTFT) == pytest.approx(7.9)
     assert ratios([one], LOAD, TTFT, "headrace", "litellm") == []
+    assert ratios([round_((0.6, 0.9, 40.0), (0.105, 9.0, 900.0))], LOAD, TTFT, "headrace", "litellm") == []
     direct = {LOAD: {"direct": block(0.1, 0.2, invalid=["late"]), "headrace": block(0.6, 0.9, 40.0)}}
     assert value(direct, LOAD, "headrace", TTFT) is None
     assert value(direct, LOAD, "headrace", CPU) == 40.0
