@@ -37,6 +37,7 @@ from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
+from headrace.server.paced import stream_of
 from headrace.server.page import Page
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
@@ -231,7 +232,7 @@ class App:
             live.watch(exchange.receive)
             await attempts.begin()
             if ask.options.stream:
-                await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
+                await self._stream(stream_of(exchange, live, attempts, self._limits, self._clock))
             else:
                 await answer_whole(exchange, live, attempts, self._clock)
         finally:

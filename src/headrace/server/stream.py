@@ -8,7 +8,8 @@ The life of a stream:
 Rules: the head is held until the first text, so that its status is honest and its `Server-Timing` complete; while
 the request is queued nothing at all is sent. All events that are there when a write begins go out in that one
 write. A stream that was begun ends exactly once: with `[DONE]`, or with one error event. An engine that fails is
-replaced if that can be done without the reader seeing it. Time comes from the clock and from `tick`, never from timers.
+replaced if that can be done without the reader seeing it. Time comes from the clock and from `tick`, never from timers:
+a timer a token costs more than the token; only a paced stream, which asked to be woken, has one (`paced.PacedStream`).
 """
 
 from __future__ import annotations
@@ -122,8 +123,7 @@ class Stream:
 
     async def _run(self) -> None:
         live, exchange = self._live, self._exchange
-        if exchange.channel is not None:
-            live.mailbox.direct = self._direct
+        self._listen()
         while True:
             self._encode(live.mailbox.take())
             if live.gone:
@@ -145,8 +145,17 @@ class Stream:
                     return
             else:
                 if not self._out:
-                    live.mailbox.written()  # events that gave nothing to write must not count as unread
+                    self._left()  # events that gave nothing to write must not count as unread
                 await live.mailbox.wait()
+
+    def _listen(self) -> None:
+        """Take what can be written at once without a detour."""
+        if self._exchange.channel is not None:
+            self._live.mailbox.direct = self._direct
+
+    def _left(self) -> None:
+        """What was taken from the mailbox has left."""
+        self._live.mailbox.written()
 
     async def _recover(self) -> bool:
         """Let another engine take over. Raises ClientGone."""
@@ -257,7 +266,7 @@ class Stream:
         self._writing = None
         self._last_write = now
         self._beat_due = False
-        self._live.mailbox.written()
+        self._left()
 
     def _body(self, *, over: bool) -> bytes:
         """What is written now. Chunks without text, the role among them, wait for the first text: until that is out
