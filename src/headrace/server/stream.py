@@ -24,7 +24,6 @@ from headrace.core.errors import InternalError
 from headrace.core.events import Admitted, Answered, Delta, Finished, Relayed
 from headrace.observe.fault import report_fault
 from headrace.observe.record import outcome_of
-from headrace.protocol.envelope import error_event
 from headrace.protocol.sse import COMMENT, DONE
 from headrace.server.attempts import Attempts
 from headrace.server.exchange import ClientGone, Exchange
@@ -186,9 +185,9 @@ class Stream:
             if index < 0:
                 continue
             if isinstance(event, Relayed):
-                self._relayed = True
-                if event.raw:
-                    out.append(event.raw)
+                self._relayed = answer.passes
+                if chunk := answer.relayed(event):
+                    out.append(chunk)
                 self._text = self._text or bool(event.text)
             elif isinstance(event, Delta):
                 self._relayed = False
@@ -272,7 +271,7 @@ class Stream:
         """What is written now. Chunks without text, the role among them, wait for the first text: until that is out
         another engine may begin anew."""
         if over or self._last_text is not None:
-            body = b"".join(self._out)
+            body = self._answer.joined(self._out)
             self._out.clear()
             return body
         return COMMENT
@@ -280,7 +279,7 @@ class Stream:
     async def _break_off(self, error: Any) -> None:
         """End a begun stream with one error event; what was encoded before goes first."""
         self._exchange.record.outcome = outcome_of(error)
-        self._out.append(error_event(error))
+        self._out.append(self._answer.error(error))
         await self._write(more=False)
 
     def _stamp(self) -> None:
