@@ -35,7 +35,7 @@ def model() -> Iterator[ServedModel]:
 
     served = asyncio.run(made())
     yield served
-    served.close()
+    asyncio.run(served.close())
 
 
 def config(file: str = "") -> Config:

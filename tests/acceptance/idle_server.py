@@ -43,6 +43,9 @@ class IdleEngine:
     def pin(self, pins: Sequence[Pin]) -> None:
         pass
 
+    def predict(self, tokens: int, priority: int) -> float:
+        return 0.0
+
     async def close(self) -> None:
         pass
 

@@ -199,6 +199,9 @@ async def test_a_client_that_leaves_ends_it() -> None:
     call.hang_up()
     await ended(stage)
     assert len(stage.engine.cancelled) == 1
+    async with stage.client.get(f"/v1/requests/{call.headers['x-request-id']}/timeline") as asked:
+        await asked.task
+        assert asked.json()["timeline"]["pace"]["max_ms"] == 0.0, "of what had left"
 
 
 @in_virtual_time

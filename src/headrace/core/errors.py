@@ -3,6 +3,7 @@
     HeadraceError
      ├─ RequestError             the caller's request cannot be served as it stands: 4xx, says which field
      │   ├─ InvalidRequest       400  a field is wrong
+     │   │   └─ Unsupported      400  this engine cannot do that; another one may
      │   ├─ ContextExceeded      400  prompt and answer do not fit the context; both numbers are in the message
      │   ├─ UpstreamRefused      4xx  the engine behind us says so, in its words
      │   ├─ Unauthorized         401
@@ -57,6 +58,10 @@ class RequestError(HeadraceError):
 
 class InvalidRequest(RequestError):
     """A field is missing, of the wrong type or out of range."""
+
+
+class Unsupported(InvalidRequest):
+    """Right, and nothing that this engine can do; another one may."""
 
 
 class ContextExceeded(RequestError):

@@ -24,11 +24,20 @@ import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
-from headrace.core.request import Ask
+from headrace.core.errors import (
+    Draining,
+    EngineUnavailable,
+    HeadraceError,
+    InternalError,
+    ModelNotFound,
+    RouteNotFound,
+    Unsupported,
+)
+from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
@@ -41,6 +50,7 @@ from headrace.server.live import Live
 from headrace.server.paced import stream_of
 from headrace.server.page import Page
 from headrace.server.plain import plain_routes
+from headrace.server.recent import Recent
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
 from headrace.server.ticker import Ticker
@@ -89,6 +99,7 @@ class App:
         self._seed = seed
         self._rids = itertools.count(1)
         self._live: set[Live] = set()
+        self._recent = Recent()
         self._draining = False
         self._quiet = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
@@ -98,6 +109,8 @@ class App:
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
             *plain_routes(self, clock),
+            Route("/tokenize", {"POST": self._tokenize}),
+            Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/healthz", {"GET": self._health}, public=True),
             Route("/health", {"GET": self._health}, public=True),
             Route("/readyz", {"GET": self._readiness}, public=True),
@@ -147,6 +160,8 @@ class App:
             raise
         finally:
             exchange.record.total_s = self._clock() - first_byte
+            if exchange.record.engine is not None:
+                self._recent.add(exchange.caller.name, exchange.record)
             self.metrics.request(exchange.record)
             self._access_log.write(exchange.record)
 
@@ -276,6 +291,29 @@ class App:
 
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        """The tokens of a prompt, as vLLM's server tells them: for clients that count, and for a Headrace in front of
+        this one that has to continue an answer."""
+        fields = read(await read_body(exchange, limit=self._body_limit))
+        ask = Ask("messages" in fields, self._alias(model_of(fields), exchange), fields, 0, Options(), 0)
+        lease = self.fleet.lease(ask)
+        try:
+            model = lease.backend
+            if not isinstance(model, ServedModel):
+                raise Unsupported("model: its engine does not tell tokens", param="model")
+            tokens = await model.tokens(fields)
+            body = {"count": len(tokens), "max_model_len": model.engine.info.n_ctx, "tokens": tokens}
+        finally:
+            lease.close("refused")  # it says nothing of the engine
+        await exchange.answer(200, msgspec.json.encode(body))
+
+    async def _show_timeline(self, exchange: Exchange) -> None:
+        request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
+        found = self._recent.find(exchange.caller.name, request_id) if rest == "timeline" else None
+        if found is None:
+            raise RouteNotFound("no request of that id among the latest; ask for /v1/requests/ID/timeline")
+        await exchange.answer(200, msgspec.json.encode(found))
 
     async def _health(self, exchange: Exchange) -> None:
         """The process is alive; whether it can answer is what readiness says. What it can do without is named."""

@@ -53,6 +53,7 @@ class PacedStream(Stream):
             await super().run(ticker)
         finally:
             self._disarm()
+            self._live.timeline.pace = self._pacer.summary()
 
     def _listen(self) -> None:
         """Every piece goes through the pacer."""
