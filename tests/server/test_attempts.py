@@ -97,6 +97,19 @@ async def test_an_engine_that_refuses_is_replaced(stream: bool) -> None:
 
 
 @on_loop
+async def test_a_full_queue_is_no_sign_of_illness() -> None:
+    a, b, fleet = two()
+    a.refusal = Overloaded("256 requests wait", reason="queue_full")
+    async with Client(fleet_server(fleet)).chat(stream=False) as call:
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.status == 200
+    assert fleet.ends == [("a", ["refused"]), ("b", ["ok"])]
+
+
+@on_loop
 async def test_when_all_refuse_the_first_refusal_is_told() -> None:
     a, b, fleet = two()
     a.refusal, b.refusal = Overloaded("a is full", retry_after=7), EngineUnavailable("b is away")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, HeadraceError, RequestError, ServiceError, TooSlow, Unsupported
+from headrace.core.errors import Draining, HeadraceError, Overloaded, RequestError, ServiceError, TooSlow, Unsupported
 from headrace.core.request import Ask
 from headrace.core.timeline import Attempt
 from headrace.gateway.backend import End, Fleet, Lease, Work
@@ -195,4 +195,6 @@ class Attempts:
 def _end_of(error: HeadraceError) -> End:
     if isinstance(error, TooSlow):
         return "slow"
-    return "refused" if isinstance(error, RequestError | Draining) else "failed"
+    # A full queue of ours has a reason, and is no sign of illness; what another server means by 503 nobody knows.
+    full = isinstance(error, Overloaded) and error.reason is not None
+    return "refused" if full or isinstance(error, RequestError | Draining) else "failed"

@@ -111,6 +111,8 @@ class Exchange:
         self.record.outcome = outcome_of(error)
         if isinstance(error, Overloaded):
             self.record.reason = error.reason
+        if isinstance(error, RateLimited):
+            self.record.limit = error.limit
         body = envelope(error)
         await self.start(error.status, self._whole(body, JSON, _headers_of(error)))
         if isinstance(error, BodyTooLarge):
