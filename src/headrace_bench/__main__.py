@@ -30,6 +30,8 @@ VERBS: Mapping[str, str] = {
     "agree": "the same figures as another client's, of one server",
     "first-token": "the first token of one request at a time, and what the server adds to it",
     "busy": "a busy server, side by side with its peers",
+    "idle": "what silent streams cost a server: memory, and the time of the others",
+    "switching": "a model exchanged under load: what is lost, and how long the longest gap is",
     "memory": "KV that comes back, text that is looked up, streams that survive",
 }
 INTERRUPTED = 130

@@ -50,7 +50,9 @@ class Answer:
         return [b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False)]
 
 
-async def chat(url: str, body: dict[str, Any], *, timeout_s: float = 300.0, into: Answer | None = None) -> Answer:
+async def chat(
+    url: str, body: dict[str, Any], *, timeout_s: float = 300.0, into: Answer | None = None, key: str | None = None
+) -> Answer:
     """POST `body` to /v1/chat/completions as a stream; who gives `into` can watch it grow.
 
     Raises Refused, OSError, TimeoutError.
@@ -58,8 +60,9 @@ async def chat(url: str, body: dict[str, Any], *, timeout_s: float = 300.0, into
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     data = json.dumps({**body, "stream": True}).encode()
+    bearer = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n{bearer}"
         f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     ).encode()
     async with asyncio.timeout(timeout_s):

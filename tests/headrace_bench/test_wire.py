@@ -86,3 +86,20 @@ def test_a_rate_is_of_tokens_and_leaves_the_first_one_out() -> None:
     for nothing in (Answer(stamps=[1.0, 2.0]), Answer(stamps=[1.0], tokens=2)):
         with pytest.raises(ValueError, match="no rate"):
             _ = nothing.rate
+
+
+def test_a_key_goes_with_it() -> None:
+    async def test(key: str | None) -> bytes:
+        heads: list[bytes] = []
+
+        async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.close()
+
+        async with await asyncio.start_server(play, "127.0.0.1", 0) as server:
+            with pytest.raises((Refused, OSError)):
+                await chat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {}, timeout_s=10, key=key)
+        return heads[0]
+
+    assert b"\r\nAuthorization: Bearer k1\r\n" in asyncio.run(test("k1"))
+    assert b"Authorization" not in asyncio.run(test(None))

@@ -81,3 +81,10 @@ def test_the_name_of_an_answer_stands_in_each_of_its_chunks(make: Callable[[], A
     assert identity_of(block) == ("x", 1)
     assert identity_of(DONE) is None
     assert identity_of(event(b'{"error":{}}')) is None
+
+
+def test_the_simple_event_stream_has_positions_too() -> None:
+    block = event(b'{"tokens":["ab","c\xc3\xbc","d"]}')
+    assert (text_of(block), weight_of(block)) == ("abcüd", 5)
+    assert text_of(cut(block, 3)) == "üd"
+    assert weight_of(event(b'{"event":"ttft","value":1.5}')) == 1

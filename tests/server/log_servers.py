@@ -67,8 +67,8 @@ class Server:
         headers = [] if last is None else [(b"last-event-id", last.encode())]
         if key is not None:
             headers.append((b"authorization", f"Bearer {key}".encode()))
-        query = b"" if after is None else b"after=%d" % after
-        return self.client.call(method, f"/v1/streams/{id}", headers=headers, query=query)
+        query = "" if after is None else f"?after={after}"
+        return self.client.call(method, f"/v1/streams/{id}{query}", headers=headers)
 
     async def die(self) -> None:
         """As kill -9: nothing more is written, the lease runs out."""

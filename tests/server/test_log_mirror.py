@@ -278,3 +278,48 @@ async def test_a_stream_is_gone_on_with_at_every_token_whatever_its_reader_has_b
         for number, (known, (id, said)) in enumerate(streams):
             await again(number, known, id, said)
         assert b.app.metrics.streams.adopted == len(streams)
+
+
+@on_loop
+async def test_the_simple_event_stream_is_gone_on_with_in_its_own_words(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        asked = {"prompt": "hi", "headrace": {"resume": True}}
+        async with a.client.post("/chat/v1/stream", asked) as call:
+            a.engine.say("one ")
+            await settle()
+            await written(a)
+            said = call.body
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        async with b.get(id, last=frames(said)[-1][0]) as on:
+            await until(lambda: bool(b.engine.generations))
+            b.engine.say("two ")
+            b.engine.finish("stop", 9)
+            await on.task
+        events = [msgspec.json.decode(line) for line in data(said) + data(on.body)]
+        assert [event.get("event") or event["tokens"] for event in events] == ["ttft", ["one "], ["two "], "done"]
+
+
+@on_loop
+async def test_a_paced_answer_is_gone_on_with_from_what_its_reader_had(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        asked = {**fields, "headrace": {"resume": True, "pace": "window:3"}}
+        async with a.client.post("/v1/chat/completions", asked) as call:
+            for letter in "abcdef":
+                a.engine.emit(Delta(a.engine.rid, 0, letter, 1, ids=(ord(letter),)))
+                await settle()
+            await written(a)
+            said = call.body
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        shown = text(said)
+        assert "a" <= shown < "abcdef", "the pacer has the rest"
+        async with b.get(id, last=frames(said)[-1][0]) as on:
+            await until(lambda: bool(b.engine.generations))
+            assert b.engine.generations[0].resume == (tuple(shown.encode()),)
+            for letter in "abcdef"[len(shown) :]:
+                b.engine.emit(Delta(b.engine.rid, 0, letter, 1, ids=(ord(letter),)))
+            b.engine.finish("stop", 7)
+            await on.task
+        assert shown + text(on.body) == "abcdef"

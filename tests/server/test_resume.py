@@ -233,8 +233,8 @@ async def test_who_has_everything_need_not_come_again() -> None:
 async def test_wrong_positions_are_refused() -> None:
     server = one()
     id, _ = await finished(server, "ab")
-    for query in (b"after=x", b"after=-1", b"after=1&after=2", b"after=", b"after=" + b"9" * 40):
-        async with server.client.call("GET", f"/v1/streams/{id}", query=query) as call:
+    for query in ("after=x", "after=-1", "after=1&after=2", "after=", "after=" + "9" * 40):
+        async with server.client.call("GET", f"/v1/streams/{id}?{query}") as call:
             await call.task
         assert (call.status, error(call)["param"]) == (400, "after")
     for last in ("x", f"{id}-", "other-1", f"{id}-1x"):
@@ -407,4 +407,21 @@ async def test_what_nobody_reads_is_stopped_and_the_log_says_so() -> None:
     async with server.get(call.headers["x-headrace-stream"]) as late:
         await late.task
     assert msgspec.json.decode(data(late.body)[-1])["error"]["code"] == "abandoned"
+    await over(server)
+
+
+@on_loop
+async def test_the_simple_event_stream_is_stopped_in_its_own_words() -> None:
+    server = one()
+    async with server.client.post("/chat/v1/stream", {"prompt": "hi", "headrace": {"resume": True}}) as call:
+        server.engine.say("a")
+        await settle()
+        async with server.delete(call.headers["x-headrace-stream"]) as stop:
+            await stop.task
+        await call.task
+    done = msgspec.json.decode(data(call.body)[-1])
+    assert (done["event"], done["headrace"]) == ("done", {"ended": "stopped"})
+    async with server.get(call.headers["x-headrace-stream"]) as late:
+        await late.task
+    assert late.body == call.body
     await over(server)

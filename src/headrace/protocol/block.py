@@ -27,6 +27,8 @@ class _Choice(msgspec.Struct, gc=False):
 
 class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
+    tokens: list[str] = []
+    """Of the simple event stream."""
 
 
 class _Head(msgspec.Struct, gc=False):
@@ -54,12 +56,12 @@ def text_of(block: bytes) -> str:
     if not block.startswith(b"data: {"):
         return ""
     try:
-        choices = _decode(block[6:-2]).choices
+        chunk = _decode(block[6:-2])
     except msgspec.DecodeError:
         return ""
-    if not choices:
-        return ""
-    choice = choices[0]
+    if not chunk.choices:
+        return "".join(chunk.tokens)
+    choice = chunk.choices[0]
     return (choice.delta.content if choice.delta is not None else choice.text) or ""
 
 
@@ -80,6 +82,8 @@ def weight_of(block: bytes) -> int:
 def cut(block: bytes, known: int) -> bytes:
     """The block without the first `known` characters of its text; 0 < known < its weight."""
     fields = msgspec.json.decode(block[6:-2])
+    if "tokens" in fields:
+        return sse.event(sse.json_value({"tokens": ["".join(fields["tokens"])[known:]]}))
     choice = fields["choices"][0]
     if "text" in choice:
         choice["text"] = choice["text"][known:]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headrace.core.clock import Clock
@@ -26,17 +26,28 @@ from headrace.core.errors import (
     TooSlow,
     Unsupported,
 )
-from headrace.core.request import Ask, Options
+from headrace.core.request import Ask
 from headrace.core.timeline import Attempt
 from headrace.gateway.backend import End, Fleet, Lease, Work
 from headrace.observe.record import Record
-from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer
+from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Encoder
 from headrace.server.live import Live
 
 LONG_BODY = 100_000
 """Bytes from which on a body is parsed on a thread."""
 
+Encoding = Callable[[str, int, Ask, Work], Encoder]
+"""(id, created, request, work) → the encoder of its answer"""
+
 log = logging.getLogger(__name__)
+
+
+def openai_answer(id: str, created: int, ask: Ask, work: Work) -> Answer:
+    """What the request's own path answers with."""
+    options = work.options or ask.options
+    if ask.chat:
+        return ChatAnswer(id, created, ask.model, options=options)
+    return CompletionAnswer(id, created, ask.model, options=options, echo=work.echo)
 
 
 class Attempts:
@@ -54,9 +65,10 @@ class Attempts:
         *,
         identity: tuple[str, int],
         family: str = "",
+        encoding: Encoding = openai_answer,
     ) -> None:
         self.ask = ask
-        self.answer: Answer
+        self.answer: Encoder
         """The encoder of what is not relayed as it is."""
         self._fleet = fleet
         self._live = live
@@ -64,13 +76,12 @@ class Attempts:
         self._clock = clock
         self._rids = rids
         self._identity = identity
+        self._encoding = encoding
         self._lease: Lease | None = None
         self.family = family
         """Of the engine that has it."""
-        self._options: Options = ask.options
-        self._echo: tuple[str, ...] = ()
-        self._encoding = False
-        """There is an encoder."""
+        self._work: Work | None = None
+        """What the encoder was made for."""
         self._tried: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -162,15 +173,15 @@ class Attempts:
     def _answer(self, work: Work) -> None:
         """The encoder: it stays the same while one answer goes on, and takes over the identity that was begun with."""
         live = self._live
-        if live.committed and live.identity is None and self._encoding:
+        if live.committed and live.identity is None and self._work is not None:
             return
-        self._options, self._echo = work.options or self.ask.options, work.echo
+        self._work = work
         self._encode(*((live.identity if live.committed else None) or self._identity))
         if live.committed:
             self.answer.begin(0)
             live.identity = None
 
-    def closing(self) -> Answer:
+    def closing(self) -> Encoder:
         """The encoder for the end of an answer that is broken off, whoever's bytes it was made of."""
         live = self._live
         if live.identity is not None:
@@ -181,12 +192,8 @@ class Attempts:
         return self.answer
 
     def _encode(self, id: str, created: int) -> None:
-        ask, options = self.ask, self._options
-        self._encoding = True
-        if ask.chat:
-            self.answer = ChatAnswer(id, created, ask.model, options=options)
-        else:
-            self.answer = CompletionAnswer(id, created, ask.model, options=options, echo=self._echo)
+        assert self._work is not None
+        self.answer = self._encoding(id, created, self.ask, self._work)
 
     def _again(self, error: HeadraceError) -> bool:
         """Close the attempt; is another one to be made?"""

@@ -154,10 +154,10 @@ class Live:
         """What the reader has, if another engine could go on from there; `Told("", …)`: nothing yet."""
         return self._told.told() if len(self._drawn) == 1 else None
 
-    def told_since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int]:
+    def told_since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int, int]:
         """For who keeps account elsewhere: the tokens after the first `ids`; whether these are all that were told, and
-        whether text is all that the answer is; how many tokens it has."""
-        return self._told.since(ids) if len(self._drawn) == 1 else ((), False, False, 0)
+        whether text is all that the answer is; how many tokens and characters it has."""
+        return self._told.since(ids) if len(self._drawn) == 1 else ((), False, False, 0, 0)
 
     @property
     def text(self) -> str:
@@ -341,7 +341,7 @@ class Live:
 class _Account:
     """What the reader was told of choice 0."""
 
-    __slots__ = ("_exact", "_ids", "_text", "_whole", "tokens")
+    __slots__ = ("_exact", "_ids", "_text", "_whole", "length", "tokens")
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -351,9 +351,12 @@ class _Account:
         self._whole = True
         """`_text` is all that the answer is."""
         self.tokens = 0
+        self.length = 0
+        """Characters of the text."""
 
     def add(self, text: str, ids: tuple[int, ...], tokens: int) -> None:
         self._text.append(text)
+        self.length += len(text)
         self._ids += ids
         self._exact = self._exact and len(ids) == tokens
         self.tokens += tokens
@@ -362,8 +365,8 @@ class _Account:
         """There is more to the answer than its text."""
         self._whole = False
 
-    def since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int]:
-        return tuple(self._ids[ids:]), self._exact, self._whole, self.tokens
+    def since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int, int]:
+        return tuple(self._ids[ids:]), self._exact, self._whole, self.tokens, self.length
 
     @property
     def text(self) -> str:

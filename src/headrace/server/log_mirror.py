@@ -56,6 +56,7 @@ class Mirror:
     exact: bool = True
     whole: bool = True
     tokens: int = 0
+    length: int = 0
     stated: int = 0
     """Position up to which the states tell of it."""
     task: asyncio.Task[None] | None = None
@@ -76,7 +77,7 @@ class Mirror:
                 return
             self.ids += state.ids
             self.exact, self.whole = self.exact and state.exact, self.whole and state.whole
-            self.tokens, self.stated = state.tokens, entry.position
+            self.tokens, self.length, self.stated = state.tokens, state.length, entry.position
 
     def told(self) -> Told | None:
         """What another engine can go on from; None: nothing was said. Raises HeadraceError if none can."""
@@ -86,7 +87,8 @@ class Mirror:
         if not self.whole or source.first > 0 or self.origin.fields is None:
             raise EngineUnavailable("the server that wrote this answer is gone, and nobody can go on with it")
         text = "".join(text_of(block) for _, block in source.since(0))
-        exact = self.exact and self.stated == source.last and len(self.ids) == self.tokens
+        exact = self.exact and self.stated == source.last
+        exact = exact and len(self.ids) == self.tokens and len(text) == self.length
         return Told(text, tuple(self.ids) if exact else None, self.tokens)
 
 

@@ -73,6 +73,8 @@ class State(msgspec.Struct, array_like=True, gc=False):
     whole: bool = False
     """Its text is all that it is."""
     tokens: int = 0
+    length: int = 0
+    """Characters of it; a paced answer's reader has fewer."""
     end: Ended | None = None
 
 
@@ -97,6 +99,8 @@ class Origin(msgspec.Struct, array_like=True):
     route: str
     caller: str
     """The name of its key, for the books."""
+    plain: bool = False
+    """It is answered by the simple event stream."""
 
     def ask(self, salt: str, told: Told | None) -> Ask:
         """The request, gone on with from what was told."""

@@ -193,9 +193,9 @@ class LogWriter:
         complete = count == len(blocks)
         ids: tuple[int, ...] = ()
         if complete and entries:
-            ids, exact, whole, tokens = writing.live.told_since(writing.ids)
+            ids, exact, whole, tokens, length = writing.live.told_since(writing.ids)
             last = entries[-1]
-            entries[-1] = Entry(last.position, last.block, State(ids, exact, whole, tokens))
+            entries[-1] = Entry(last.position, last.block, State(ids, exact, whole, tokens, length))
         leaving = complete and writing.over and bool(source.farewell)
         ending = complete and source.ended is not None and not leaving
         if ending:

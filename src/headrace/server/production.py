@@ -22,12 +22,13 @@ from headrace.gateway.guard import Caller, Guard, Permit
 from headrace.gateway.mirror import Mirror, Shadow
 from headrace.observe.metrics import Metrics
 from headrace.observe.record import Outcome, Record, outcome_of
-from headrace.server.attempts import Attempts
+from headrace.server.attempts import Attempts, Encoding, openai_answer
 from headrace.server.exchange import ClientGone, Exchange, Receive
 from headrace.server.live import Live
 from headrace.server.mirroring import compare
 from headrace.server.outlet import Outlet
-from headrace.server.stream import Stream, StreamLimits
+from headrace.server.paced import stream_of
+from headrace.server.stream import StreamLimits
 from headrace.server.streamlog import StreamLog
 from headrace.server.streams import Streams, owner_of
 from headrace.server.ticker import Ticker
@@ -44,6 +45,7 @@ class Production:
     """`id` and `created` of the answer."""
     name: str
     """Of the stream."""
+    encoding: Encoding = openai_answer
     family: str = ""
     """Of the engine that began it, for one that is gone on with."""
     log: StreamLog | None = None
@@ -73,7 +75,7 @@ class Producer:
         self.began: Callable[[Production, Live, Attempts], None] | None = None
         """Told of one that outlives its request before an engine has it."""
         self.draining = False
-        self._fleet = fleet
+        self.fleet = fleet
         self._guard = guard
         self._streams = streams
         self._ticker = ticker
@@ -110,10 +112,10 @@ class Producer:
 
     # Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def answer(self, exchange: Exchange, ask: Ask, identity: tuple[str, int]) -> None:
+    async def answer(self, exchange: Exchange, ask: Ask, identity: tuple[str, int], encoding: Encoding) -> None:
         """The client waits for it. Raises what refused it, and ClientGone."""
         permit = await self._admit(exchange.caller, ask)
-        production = Production(exchange, ask, identity, self._streams.new_id())
+        production = Production(exchange, ask, identity, self._streams.new_id(), encoding)
         await self._make(production, permit, receive=exchange.receive)
 
     async def outlive(self, production: Production, caller: Caller) -> None:
@@ -146,8 +148,8 @@ class Producer:
             queue_timeout_s=self._limits.queue_timeout_s,
         )
         attempts = Attempts(
-            self._fleet, live, ask, record, self._clock, self._rids,
-            identity=production.identity, family=production.family,
+            self.fleet, live, ask, record, self._clock, self._rids,
+            identity=production.identity, encoding=production.encoding, family=production.family,
         )  # fmt: skip
         shadow: Shadow | None = None
         self._live.add(live)
@@ -185,7 +187,7 @@ class Producer:
 
     async def _stream(self, production: Production, live: Live, attempts: Attempts) -> None:
         outlet, name = production.outlet, production.name
-        stream = Stream(outlet, live, attempts, self._limits, self._clock, name=name)
+        stream = stream_of(outlet, live, attempts, self._limits, self._clock, name)
         self._metrics.open_streams += 1
         if isinstance(outlet, Exchange):
             self._streams.register(name, owner_of(outlet.caller), live.fail)

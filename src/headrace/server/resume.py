@@ -39,11 +39,12 @@ from headrace.observe.fault import report_fault
 from headrace.observe.stream_metrics import How
 from headrace.protocol.block import is_position, parse_id
 from headrace.protocol.envelope import error_event
-from headrace.server.attempts import Attempts
+from headrace.server.attempts import Attempts, Encoding, openai_answer
 from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import Live
 from headrace.server.log_redis import Origin
 from headrace.server.outlet import LogOutlet
+from headrace.server.plain import plain_encoding
 from headrace.server.production import Producer, Production
 from headrace.server.reader import Reader
 from headrace.server.shared_logs import SharedLogs
@@ -83,9 +84,9 @@ class Resuming:
 
     # Routes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def post(self, exchange: Exchange, ask: Ask, identity: tuple[str, int]) -> None:
+    async def post(self, exchange: Exchange, ask: Ask, identity: tuple[str, int], encoding: Encoding) -> None:
         """A request for a resumable stream: a new one, or one that is known."""
-        owner, key, digest = owner_of(exchange.caller), _key(exchange), _digest(ask)
+        owner, key, digest = owner_of(exchange.caller), _key(exchange), _digest(exchange.path, ask)
         last = _last_event(exchange)
         if last is not None:
             found = await self._find(last[0], exchange.caller)
@@ -103,7 +104,7 @@ class Resuming:
             if elsewhere is not None:
                 await self._again(exchange, elsewhere, digest, 0)
                 return
-        self._begin(exchange, source, ask, identity)
+        self._begin(exchange, source, ask, identity, encoding)
         await self._follow(exchange, source, 0, left=None if key else lambda: _leave(source))
 
     async def get(self, exchange: Exchange) -> None:
@@ -233,10 +234,12 @@ class Resuming:
         finally:
             self.streams.leave(source, reader)
 
-    def _begin(self, exchange: Exchange, source: StreamLog, ask: Ask, identity: tuple[str, int]) -> None:
+    def _begin(
+        self, exchange: Exchange, source: StreamLog, ask: Ask, identity: tuple[str, int], encoding: Encoding
+    ) -> None:
         """A generation that does not end with the exchange."""
         outlet = LogOutlet(source, exchange.request_id, exchange.hand_over(), exchange.timeline)
-        self._run(Production(outlet, ask, identity, source.id, log=source), exchange.caller)
+        self._run(Production(outlet, ask, identity, source.id, encoding, log=source), exchange.caller)
 
     def _adopt(
         self, source: StreamLog, origin: Origin, ask: Ask, caller: Caller, refusal: HeadraceError | None, ids: int
@@ -244,9 +247,18 @@ class Resuming:
         """Go on with what a server gone began; its log is here, with all that was said."""
         record, timeline = origin.record(self._clock())
         outlet = LogOutlet(source, origin.request_id, record, timeline)
+        encoding = plain_encoding(timeline, self._clock) if origin.plain else openai_answer
         self._run(
             Production(
-                outlet, ask, origin.identity, source.id, family=origin.family, log=source, refusal=refusal, ids=ids
+                outlet,
+                ask,
+                origin.identity,
+                source.id,
+                encoding,
+                family=origin.family,
+                log=source,
+                refusal=refusal,
+                ids=ids,
             ),
             caller,
         )
@@ -342,9 +354,9 @@ def _after(exchange: Exchange) -> int:
     return int(given[0])
 
 
-def _digest(ask: Ask) -> bytes:
+def _digest(path: str, ask: Ask) -> bytes:
     """Tells one request from another, however its JSON is written."""
-    return hashlib.sha256(msgspec.json.encode([ask.chat, ask.fields], order="deterministic")).digest()[:16]
+    return hashlib.sha256(msgspec.json.encode([path, ask.fields], order="deterministic")).digest()[:16]
 
 
 async def _tell(exchange: Exchange, id: str, status: str) -> None:

@@ -16,6 +16,7 @@ from headrace.server.live import Live
 from headrace.server.log_mirror import Adopt, LogMirrors
 from headrace.server.log_redis import LogStore, Origin, key_hash
 from headrace.server.log_writer import LogWriter, Writing, packed
+from headrace.server.plain import PATH as PLAIN_PATH
 from headrace.server.streamlog import StreamLog
 from headrace.server.streams import Streams, owner_of
 
@@ -45,7 +46,7 @@ class SharedLogs:
                 Origin(
                     source.owner, source.digest, key, ask.chat, ask.model, fields, ask.size,
                     ask.seed, ask.options.priority, identity, attempts.family, record.request_id, record.method,
-                    record.route, record.key or "",
+                    record.route, record.key or "", record.route == PLAIN_PATH,
                 )
             )  # fmt: skip
 

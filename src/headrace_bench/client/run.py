@@ -35,6 +35,8 @@ class Run:
     """When the load began, in ISO 8601, UTC: to find it in a server's log; nothing is computed from it."""
     interrupted: bool = False
     """Ended by hand. Its health says so too."""
+    began: float = 0.0
+    """Zero of the records' stamps, in seconds of the machine's monotonic clock: other processes stamp with it too."""
 
 
 def run(
@@ -58,7 +60,7 @@ def run(
     records = tuple(sorted(load.records, key=lambda record: record.index))
     health = judge(schedule, records, load.machine(), until)
     health = with_reasons(health, *_remarks(schedule, load.ran_out, until))
-    return Run(schedule, records, health, target, wall, until is not None)
+    return Run(schedule, records, health, target, wall, until is not None, load.began)
 
 
 def now() -> str:
@@ -72,6 +74,7 @@ class _Load:
         self._on_record = on_record
         self._monitor = Monitor()
         self.records: list[Record] = []
+        self.began = 0.0
         self.ran_out: float | None = None
         """When a user found nothing left to ask, with the window still open."""
 
@@ -81,7 +84,7 @@ class _Load:
     async def carry_out(self, target: Target, drain_s: float, keep_text: bool) -> float | None:
         """Seconds after which it was interrupted; None when it was not."""
         with self._monitor:
-            start = time.monotonic()
+            start = self.began = time.monotonic()
 
             def clock() -> float:
                 return time.monotonic() - start

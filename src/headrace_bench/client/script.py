@@ -8,13 +8,17 @@ Rules: times are absolute, from the request's last byte: a late piece delays no 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 Piece = tuple[float, bytes]
 DONE = b"data: [DONE]\n\n"
+WROTE, ASKED = b"@" * 17, b"?" * 17
+"""What stands in a stamped script's pieces for two times: of the write, and of the request's last byte."""
+LONGEST_MS = 86_400_000
+"""Of a time in a script's name: a day is for streams that are to stay silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Script:
     pieces count from there."""
     logged: bool = True
     """When each piece was written can be asked for."""
+    stamped: bool = False
+    """`WROTE` and `ASKED` are replaced when a piece is written."""
 
 
 def event(value: Any) -> bytes:
@@ -79,6 +85,13 @@ def answer(status: int, body: Any, at: float = 0.0) -> Script:
     return Script(((at, head + data),))
 
 
+def whole(text: str) -> Script:
+    """A chat's answer that is no stream, of one token."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    body = {"id": "chatcmpl-s", "object": "chat.completion", "created": 0, "model": "scripted", "choices": [choice]}
+    return answer(200, {**body, "usage": _usage(1)})
+
+
 def refused(status: int, words: str, at: float = 0.0) -> Script:
     """An OpenAI-style error."""
     return answer(status, {"error": {"message": words, "type": "scripted", "code": None}}, at)
@@ -98,8 +111,34 @@ def even(first: float, gap: float, tokens: int, stall: float | None = None) -> S
     return _merged(stream(*text, last))
 
 
+@functools.lru_cache(maxsize=64)
+def stamped(first: float, gap: float, tokens: int) -> Script:
+    """As `even`, and each token's text says its number and when it was written: `00017:0000036123.123456 `, the first
+    also when the request was read: `00000:0000036123.123456:0000036122.923456 `.
+
+    Whatever relays it, whoever reads it knows how long it took and whether one is missing. Seconds of the machine's
+    monotonic clock, in the width of `WROTE`, so that a frame's length holds.
+    """
+    text = [
+        (first + gap * n, delta(content=f"{n:05}:{WROTE.decode()}{f':{ASKED.decode()}' if n == 0 else ''} "))
+        for n in range(tokens)
+    ]
+    at = text[-1][0] if text else first
+    last = (at, (text.pop()[1] if text else b"") + delta(None, "stop") + ending(tokens))
+    return replace(_merged(stream(*text, last)), stamped=True)
+
+
+def inscribed(data: bytes, now: float, asked: float) -> bytes:
+    """A stamped script's piece as it is written at `now`."""
+    return data.replace(WROTE, b"%017.6f" % now).replace(ASKED, b"%017.6f" % asked)
+
+
+_KINDS = {"even": even, "stamped": stamped}
+
+
 def named(name: str) -> Script | None:
     """`even:20:10:16`: the first token after 20 ms, then every 10 ms, 16 in all; a fourth number is the stall in ms.
+    `stamped:20:10:16`: the same with times for texts.
 
     None: the name is of another form.
     """
@@ -108,9 +147,11 @@ def named(name: str) -> Script | None:
         first, gap, tokens, *stall = (float(number) for number in numbers)
     except ValueError:
         return None
-    if kind != "even" or not (0 <= first < 3600 and 0 <= gap < 3600 and 0 <= tokens <= 100_000) or len(stall) > 1:
+    if not (0 <= first <= LONGEST_MS and 0 <= gap <= LONGEST_MS and 0 <= tokens <= 100_000):
         return None
-    return even(first / 1e3, gap / 1e3, int(tokens), stall[0] / 1e3 if stall else None)
+    if kind not in _KINDS or len(stall) > (kind == "even"):
+        return None
+    return _KINDS[kind](first / 1e3, gap / 1e3, int(tokens), *(ms / 1e3 for ms in stall))
 
 
 def _merged(script: Script) -> Script:

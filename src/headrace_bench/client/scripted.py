@@ -1,10 +1,11 @@
 """A server that answers by script, at known times: what the laboratory is checked against.
 
-    request ─► script of its model (or of its last message) ─► Pacer ─► a write at each time ─► log of real times
+    request ─► script of its model, or else of its last message ─► Pacer ─► a write at each time ─► log of real times
 
 Rules: deadlines are absolute, from the request's last byte; waiting is a timer up to 2 ms before the deadline and turns
-of the event loop from there on, so that nobody else waits; each write is stamped, and who wants to know how punctual
-the server was asks for `/writes/ID` (the ID stands in the response's x-request-id).
+of the event loop from there on, so that nobody else waits (`--spin 0`: a timer alone, about 1 ms late, where others
+need the cores); each write is stamped, and who wants to know how punctual the server was asks for `/writes/ID` (the ID
+stands in the response's x-request-id), or for a stamped script, whose text is the times.
 As a program it prints its URL and ends on SIGTERM, with its parent, or after --limit seconds.
 """
 
@@ -28,10 +29,14 @@ import msgspec
 import uvloop
 
 from headrace_bench.client import golden
-from headrace_bench.client.script import Script, answer, named, refused
+from headrace_bench.client.script import Script, answer, even, inscribed, named, refused, whole
 
+ANY = "scripted"
+"""The model whose messages say the script. One that says none, as a gateway's own first request, gets a word."""
 SPIN_S = 0.002
 """From here on turns of the loop: a timer's resolution is 1 ms."""
+TIMER_S = 0.001
+"""A shorter timer is a turn of the loop at once."""
 KEPT = 4096
 """Requests whose times are kept."""
 
@@ -39,6 +44,7 @@ KEPT = 4096
 class _Asked(msgspec.Struct):
     model: str = ""
     messages: list[Any] = []
+    stream: bool = False
 
 
 class Writes(msgspec.Struct):
@@ -53,7 +59,8 @@ class Writes(msgspec.Struct):
 class Pacer:
     """Calls at times of the monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin_s: float = SPIN_S) -> None:
+        self._spin = spin_s
         self._loop = asyncio.get_running_loop()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -69,10 +76,10 @@ class Pacer:
         if self._timer is not None:
             self._timer.cancel()
         left = self._due[0][0] - time.monotonic()
-        if left <= SPIN_S:
+        if left <= self._spin:
             self._timer = self._loop.call_soon(self._wake)
         else:
-            self._timer = self._loop.call_later(left - SPIN_S, self._wake)
+            self._timer = self._loop.call_later(max(left - self._spin, TIMER_S), self._wake)
 
     def _wake(self) -> None:
         self._timer = None
@@ -85,8 +92,11 @@ class Pacer:
 class Scripted:
     """The server, on the running loop; use it as `async with Scripted(scripts) as server`."""
 
-    def __init__(self, scripts: Mapping[str, Script] = golden.SCRIPTS, *, key: str | None = None) -> None:
+    def __init__(
+        self, scripts: Mapping[str, Script] = golden.SCRIPTS, *, key: str | None = None, spin_s: float = SPIN_S
+    ) -> None:
         self._scripts = scripts
+        self._spin = spin_s
         self._key = key
         self._ids = itertools.count(1)
         self._stalled: dict[str, float] = {}
@@ -106,7 +116,7 @@ class Scripted:
 
     async def start(self, port: int) -> Scripted:
         """Listens on the loopback. Raises OSError."""
-        self.pacer = Pacer()
+        self.pacer = Pacer(self._spin)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", port, backlog=1024)
         return self
@@ -166,13 +176,16 @@ class Scripted:
             return name, self._scripts.get(name.partition("#")[0])
         if name not in self._scripts and asked.messages and isinstance(asked.messages[-1], dict):
             said = asked.messages[-1].get("content")
-            if isinstance(said, str) and said in self._scripts:
+            if isinstance(said, str) and (said in self._scripts or (named(name) is None and named(said))):
                 name = said
-        return name, self._scripts.get(name) or named(name)
+        script = self._scripts.get(name) or named(name)
+        if script is None and name == ANY:
+            script = even(0.0, 0.0, 1) if asked.stream else whole("word ")
+        return name, script
 
     def _other(self, path: bytes) -> Script:
         if path == b"/v1/models":
-            names = [*self._scripts, "scripted"]
+            names = [*self._scripts, ANY]
             return answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
         if path.startswith(b"/writes/") and path[8:].isdigit():
             writes = self.writes.get(int(path[8:]))
@@ -225,6 +238,7 @@ class _Connection(asyncio.Protocol):
         self._read, self._wanted = b"", -1
         script, base, writes, number = self._server.respond(start, body, now)
         self._base, self._writes, self._closes = base, writes, self._closes or script.closes
+        self._asked, self._stamped = now, script.stamped
         self._pieces, self._next = script.pieces, 0
         if number:
             first, text = script.pieces[0]
@@ -244,6 +258,8 @@ class _Connection(asyncio.Protocol):
             if self._writes is not None:
                 # Before it is written: the write wakes the reader, who may then have the processor first.
                 self._writes.at.append(time.monotonic())
+            elif self._stamped:
+                data = inscribed(data, time.monotonic(), self._asked)
             transport.write(data)
             self._next += 1
         if transport is not None and self._closes:
@@ -256,22 +272,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="0 chooses one")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which it ends by itself")
     parser.add_argument("--key", help="the API key it wants")
+    parser.add_argument("--spin", type=float, default=SPIN_S * 1e3, help="ms before a deadline in which it waits awake")
     asked = parser.parse_args(argv)
     try:
-        uvloop.run(_serve(asked.port, asked.limit, asked.key))
+        uvloop.run(_serve(asked.port, asked.limit, asked.key, asked.spin / 1e3))
     except OSError as error:
         print(f"scripted: port {asked.port}: {error.strerror or error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(port: int, limit: float, key: str | None) -> None:
+async def _serve(port: int, limit: float, key: str | None, spin_s: float) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     parent = os.getppid()
-    server = await Scripted(key=key).start(port)
+    server = await Scripted(key=key, spin_s=spin_s).start(port)
     gc.freeze()
     gc.set_threshold(100_000)  # a collection is a pause, and what a request leaves behind has no cycles
     print(server.url, flush=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.lab import Programs
-from headrace_bench.peers import example_server, kept, llama_server, python_server, vllm
+from headrace_bench.peers import example_server, kept, litellm, llama_server, python_server, vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ ROWS: Mapping[str, Row] = {
     python_server.NAME: Row(python_server.locate, python_server.install, python_server.version, "half a minute"),
     vllm.NAME: Row(vllm.locate, vllm.install, vllm.version, "some minutes and 3.4 GB"),
 }
+GATEWAYS: Mapping[str, Row] = {
+    litellm.NAME: Row(litellm.locate, litellm.install, litellm.version, "a minute and 700 MB"),
+}
+"""They serve no model of their own, so they stand beside a gateway, not beside a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +48,18 @@ class Found:
     """Of those that can be started."""
     left_out: Mapping[str, str]
     """Of the others: why, in a line."""
+    places: Mapping[str, Path] = field(default_factory=dict)
+    """Of those that can be started: what `locate` gave."""
 
 
-def named(text: str) -> list[str]:
+def named(text: str, rows: Mapping[str, Row] | None = None) -> list[str]:
     """The peers of a comma-separated list, in their order; all of them for an empty one. Raises Misuse."""
+    rows = ROWS if rows is None else rows
     asked = [name.strip() for name in text.split(",") if name.strip()]
     for name in asked:
-        if name not in ROWS:
-            raise Misuse(f"--only {name}: no such peer; choose from {', '.join(ROWS)}")
-    return [name for name in ROWS if name in asked] or list(ROWS)
+        if name not in rows:
+            raise Misuse(f"--only {name}: no such peer; choose from {', '.join(rows)}")
+    return [name for name in rows if name in asked] or list(rows)
 
 
 def find(
@@ -68,7 +75,7 @@ def find(
     failed: dict[Callable[[Path], None], str] = {}
     weights = None
     for name in names:
-        row = ROWS[name]
+        row = GATEWAYS[name] if name in GATEWAYS else ROWS[name]
         try:
             place = row.locate(home)
             if place is None and row.install in failed:
@@ -86,7 +93,7 @@ def find(
             places[name], versions[name] = place, row.version(place)
         except (Fault, OSError, tarfile.TarError) as error:
             failed[row.install] = left_out[name] = str(error)
-    return Found(_programs(places, weights), versions, left_out)
+    return Found(_programs(places, weights), versions, left_out, places)
 
 
 def _programs(places: Mapping[str, Path], weights: Path | None) -> Programs:

@@ -41,7 +41,7 @@ SCHEMA = 1
 CONFIG, SCHEDULE, REQUESTS, HEALTH = "config.json", "schedule.jsonl", "requests.jsonl", "health.json"
 SUMMARY, TABLE, HISTOGRAMS, PLOTS, PAGE = "summary.json", "summary.csv", "hist", "plots", "report.html"
 
-SECRETS = ("--key", "--api-key", "--api_key")
+SECRETS = ("--key", "--api-key", "--api_key", "--admin-key")
 OPEN = ("--a",)
 """A flag of its own, though a secret one begins like it."""
 INSIDE = re.compile(

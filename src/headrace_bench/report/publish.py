@@ -39,7 +39,7 @@ def publish(page: Path, folders: Sequence[Path]) -> list[str]:
 def made(found: Sequence[Table]) -> dict[str, str]:
     """Marker → what stands there. Raises Misuse: nothing to publish, or two tables for one place."""
     if not found:
-        raise Misuse("no result folder: name those that peers, models or ablate wrote")
+        raise Misuse("no result folder: name those that peers, models, ablate, idle or switching wrote")
     blocks: dict[str, str] = {}
     for table in found:
         if table.verb in blocks:

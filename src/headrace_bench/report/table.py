@@ -38,7 +38,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     verb: str
-    """`peers`, `models` or `ablate`: the place that it takes in the page."""
+    """`peers`, `gateways`, `models`, `ablate`, `idle` or `switching`: the place that it takes in the page."""
     wall: str
     """ISO 8601, when it began."""
     command: str
@@ -68,7 +68,9 @@ def read(folder: Path) -> Table:
     try:
         table = msgspec.json.decode(file.read_bytes(), type=Table)
     except OSError as error:
-        raise Misuse(f"{file}: {error.strerror}; name a folder that peers, models or ablate wrote") from None
+        raise Misuse(
+            f"{file}: {error.strerror}; name a folder that peers, models, ablate, idle or switching wrote"
+        ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Misuse(f"{file}: not a table: {error}") from None
     if table.schema != SCHEMA:

@@ -116,12 +116,17 @@ def out_of(asked: argparse.Namespace) -> Path:
     return out or Path("results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{asked.verb}"
 
 
+def key_of(asked: argparse.Namespace) -> str | None:
+    """The API key: of the flag, or of the environment."""
+    return asked.key or os.environ.get(KEY) or None
+
+
 def plain_target_of(asked: argparse.Namespace, url: str | None = None) -> Target:
     """As the flags say; nobody was asked. `url` stands for `--url`."""
     return Target(
         url=url or asked.url,
         model=asked.model,
-        key=asked.key or os.environ.get(KEY) or None,
+        key=key_of(asked),
         http2=asked.http2,
         keep_alive=not asked.new_connections,
         timeout_s=asked.timeout,

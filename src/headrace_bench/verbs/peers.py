@@ -1,5 +1,7 @@
 """`peers`: Headrace and its peers with the same GGUF file, over the scenarios of a load client that is nobody's.
 
+With `--gateways` it is another measurement, which `gateways` makes.
+
 Rules: those of `busy`, which does the measuring: one server at a time, fresh in every round, the order turned by a
 round. A peer that is not there or does not start is a line under the table, and the others go on.
 """
@@ -25,8 +27,9 @@ from headrace_bench.report import table as tables
 from headrace_bench.report.folder import claim
 from headrace_bench.report.machine import machine, versions
 from headrace_bench.report.table import Table, scrubbed, shown
-from headrace_bench.verbs import flags
+from headrace_bench.verbs import flags, gateways
 
+ROUNDS, SECONDS = 3, 20.0
 CROWDED = 2.0
 """Load average a core. One server under load leaves about 1."""
 
@@ -35,21 +38,32 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
     parser.add_argument("--gguf", type=Path, metavar="MODEL", help="the GGUF file that all of them serve")
     parser.add_argument("--peerload", type=Path, metavar="PATH", help="the load client, a Python file")
-    parser.add_argument("--only", default="", metavar="PEER,…", help=f"of {', '.join(catalogue.ROWS)}")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="PEER,…",
+        help=f"of {', '.join(catalogue.ROWS)}; of gateways {', '.join(catalogue.GATEWAYS)}",
+    )
     parser.add_argument("--install", action="store_true", help="install what is missing; without --peerload, only that")
     parser.add_argument("--scenarios", default="", metavar="NAME,…", help=f"of {', '.join(bars.SCENARIOS)}")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of the scenario `full`")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"{ROUNDS}, of gateways {gateways.ROUNDS}")
+    parser.add_argument(
+        "--seconds", type=flags.number(0, above=True), help="of the scenario `full`, or of a gateway's block"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--headrace-args", default="", help="more flags for `headrace serve`, in one argument")
     flags.add_out(parser)
+    gateways.add(parser)
 
 
 def run(asked: argparse.Namespace) -> int:
     """Prints the table, and leaves it in the folder. Raises Fault."""
-    names, scenarios = catalogue.named(asked.only), _scenarios(asked.scenarios)
-    if asked.rounds < 1:
+    if asked.rounds is not None and asked.rounds < 1:
         raise Misuse(f"--rounds {asked.rounds}: at least 1")
+    if asked.gateways:
+        return gateways.run(asked)
+    asked.rounds, asked.seconds = asked.rounds or ROUNDS, asked.seconds or SECONDS
+    names, scenarios = catalogue.named(asked.only), _scenarios(asked.scenarios)
     for flag, file in (("--gguf", asked.gguf), ("--peerload", asked.peerload)):
         if file is not None and not file.is_file():
             raise Misuse(f"{flag} {file}: no such file")

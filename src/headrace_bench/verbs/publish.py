@@ -10,7 +10,9 @@ from headrace_bench.report.publish import publish
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="what peers, models or ablate wrote")
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="what peers, models, ablate, idle or switching wrote"
+    )
     parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="the page with the markers")
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from headrace_bench.client.run import now, run
+from headrace_bench.client.stamps import heard
 from headrace_bench.client.target import Target
 from headrace_bench.fault import Fault
 from headrace_bench.load.schedule import Planned, Schedule
@@ -59,6 +61,14 @@ def test_text_is_kept_where_a_verb_asks_for_it(url: str) -> None:
     done = run(Target(url, QUICK), schedule(0.0), keep_text=True, wall="then")
     assert done.records[0].text
     assert done.wall == "then"
+
+
+def test_the_zero_of_the_stamps_is_a_time_that_others_know(url: str) -> None:
+    before = time.monotonic()
+    done = run(Target(url, "stamped:1:1:2"), schedule(0.0), keep_text=True)
+    assert before <= done.began <= time.monotonic()
+    told = heard(done.records[0], done.began, 2)
+    assert all(0 <= token.delay < 5 for token in told.tokens)
 
 
 def test_a_server_that_is_not_there_is_an_outcome() -> None:

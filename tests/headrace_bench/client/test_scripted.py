@@ -18,6 +18,7 @@ from headrace_bench.client.golden import SCRIPTS
 from headrace_bench.client.request import Client
 from headrace_bench.client.script import delta, ending, even, stream
 from headrace_bench.client.scripted import Pacer, Scripted, Writes
+from headrace_bench.client.stamps import heard
 from headrace_bench.client.target import Target, check
 from headrace_bench.fault import Fault
 from headrace_bench.load.schedule import Planned
@@ -59,9 +60,29 @@ def test_a_script_by_model_by_message_and_by_name() -> None:
             assert [record.text for record in await ask(server.url, "s")] == ["by script"]
             assert [record.text for record in await ask(server.url, "any", "s")] == ["by script"]
             assert [record.text for record in await ask(server.url, "even:1:1:2")] == ["word word "]
+            assert [record.text for record in await ask(server.url, "any", "even:1:1:1")] == ["word "]
+            assert [record.text for record in await ask(server.url, "even:1:1:2", "even:1:1:1")] == ["word word "]
+            assert [record.text for record in await ask(server.url, "scripted")] == ["word "], "a gateway's own request"
             unknown = (await ask(server.url, "any"))[0]
             assert (unknown.outcome, unknown.status) == ("http", 404)
             assert b'"model":"s"' in server.requests[0]
+
+    on(test())
+
+
+@pytest.mark.parametrize("spin_s", [0.0, 0.002])
+def test_stamps_in_the_text_are_those_of_its_writes(spin_s: float) -> None:
+    async def test() -> None:
+        async with Scripted({}, spin_s=spin_s) as server:
+            before = time.monotonic()
+            record = (await ask(server.url, "any", "stamped:20:10:3"))[0]
+            told = heard(record, 0.0, 3)
+            assert (told.lost, told.doubled, told.foreign) == (0, 0, 0)
+            assert told.asked is not None
+            assert before < told.asked < told.tokens[0].wrote - 0.0199
+            for n, token in enumerate(told.tokens):
+                assert token.wrote >= told.asked + 0.02 + 0.01 * n - 1e-6, "never early"
+                assert token.wrote <= token.came
 
     on(test())
 

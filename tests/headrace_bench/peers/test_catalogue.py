@@ -17,6 +17,21 @@ def test_peers_by_name() -> None:
         named("vllm,tgi")
 
 
+def test_gateways_are_no_servers() -> None:
+    assert named("", catalogue.GATEWAYS) == ["litellm"]
+    with pytest.raises(Misuse, match="--only vllm: no such peer; choose from litellm"):
+        named("vllm", catalogue.GATEWAYS)
+    with pytest.raises(Misuse, match="--only litellm"):
+        named("litellm")
+
+
+def test_a_gateway_s_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row(lambda home: home / "litellm", lambda _: None, lambda _: "litellm 1", "a minute")
+    monkeypatch.setattr(catalogue, "GATEWAYS", {"litellm": row})
+    found = find(["litellm"], tmp_path, None, print)
+    assert (dict(found.versions), dict(found.places)) == ({"litellm": "litellm 1"}, {"litellm": tmp_path / "litellm"})
+
+
 def put(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Row]) -> None:
     monkeypatch.setattr(catalogue, "ROWS", rows)
 
