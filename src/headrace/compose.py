@@ -42,6 +42,7 @@ from headrace.pins import template_prefixes
 from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, PieceEncoder
 from headrace.server import launch
 from headrace.server.app import App
+from headrace.server.cors import Cors
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
@@ -72,6 +73,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
+    cors = Cors.of(server.cors_origins)
     sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
     engines: dict[str, StreamEngine] = {}
     models: dict[str, ServedModel] = {}
@@ -89,6 +91,7 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
         AccessLog(time.time),
         key=server.key or None,
         page=load_page(),
+        cors=cors,
         body_limit=server.body_limit_bytes,
         limits=StreamLimits(
             header_hold_s=server.header_hold_s,

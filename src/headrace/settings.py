@@ -75,6 +75,9 @@ class Server:
         "API key that clients must send as a bearer token; empty asks for none. "
         "Rather set its environment variable than a flag: other users can read a command line.")
     insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
+    cors_origins: str = _row("", "", help=
+        "Origins whose web pages may call the API from a browser, comma-separated, as `https://chat.example.org`; "
+        "`*` allows all. Empty allows none but our own page.")
     body_limit_bytes: int = _row(10 * MIB, "bytes", low=1024, high=1024 * MIB, help=
         "Largest request body; a larger one is answered with 413.")
     header_hold_s: float = _row(1.0, "s", low=0, high=60, help=

@@ -43,6 +43,7 @@ from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server.app import BODY_LIMIT, App
+from headrace.server.cors import Cors
 from headrace.server.stream import StreamLimits
 from headrace.testing import CHATML, Script, ScriptedEngine
 from server.socket_client import Running, serving, until
@@ -230,6 +231,7 @@ async def scripted(
     bounds: Mapping[str, Any] | None = None,
     shut: bool = False,
     key: str | None = None,
+    cors: Cors | None = None,
     limits: Mapping[str, Any] | None = None,
     stream_limits: StreamLimits | None = None,
     body_limit: int = BODY_LIMIT,
@@ -262,6 +264,7 @@ async def scripted(
         Metrics({MODEL: engine}),
         AccessLog(time.time),
         key=key,
+        cors=cors,
         body_limit=body_limit,
         limits=stream_limits,
         clock=clock,

@@ -30,7 +30,6 @@ LATER: dict[int, str] = {
     51: ENGINES,
     52: ENGINES,
     53: KEYS,
-    54: "cross-origin pages: no origin is allowed yet",
     55: KEYS,
     63: METRICS,
     64: WIRE,

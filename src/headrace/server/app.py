@@ -35,6 +35,7 @@ from headrace.observe.record import OTHER
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
+from headrace.server.cors import Cors
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
 from headrace.server.page import Page
@@ -65,6 +66,7 @@ class App:
         key: str | None = None,
         guard: Guard | None = None,
         page: Page | None = None,
+        cors: Cors | None = None,
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
         clock: Clock = time.monotonic,
@@ -78,6 +80,7 @@ class App:
         self._access_log = access_log
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
         self._page = page
+        self._cors = cors
         self._body_limit = body_limit
         self._limits = limits or StreamLimits()
         self._clock = clock
@@ -167,6 +170,11 @@ class App:
         route = self.routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
+        if self._cors is not None:
+            exchange.extra = self._cors.headers(exchange.values(b"origin"))
+            if (answer := self._cors.preflight(exchange, route)) is not None:
+                await exchange.confirm(answer)
+                return
         if route is None or not route.public:
             exchange.caller = await self._guard.identify(exchange.values(b"authorization"))
             exchange.record.key = exchange.caller.name or None

@@ -84,6 +84,8 @@ class Exchange:
         self.record = Record(self.request_id, method, OTHER, self.timeline)
         self.caller: Caller = ANYBODY
         self.started = False
+        self.extra: tuple[tuple[bytes, bytes], ...] = ()
+        """Headers of its answer, whichever that becomes."""
 
     def values(self, name: bytes) -> list[bytes]:
         """All values of a header; `name` in lower case."""
@@ -93,7 +95,7 @@ class Exchange:
         """Send the status line. Raises ClientGone."""
         self.started = True
         self.record.status = status
-        head = [(b"x-request-id", self.request_id.encode()), *headers]
+        head = [(b"x-request-id", self.request_id.encode()), *self.extra, *headers]
         await self._hand_over({"type": "http.response.start", "status": status, "headers": head})
 
     async def write(self, body: bytes, *, more: bool) -> None:
@@ -104,6 +106,11 @@ class Exchange:
         """Send a whole answer. Raises ClientGone."""
         await self.start(status, self._whole(body, content_type, headers))
         await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def confirm(self, headers: Headers) -> None:
+        """Answer 204, which has no body. Raises ClientGone."""
+        await self.start(204, headers)
+        await self.write(b"", more=False)
 
     async def refuse(self, error: HeadraceError) -> None:
         """Answer with an error's status and envelope. Raises ClientGone."""
