@@ -117,6 +117,12 @@ class Stream:
                 self._head_due = True
                 self._live.mailbox.wake()
         elif now + self._early >= self._last_write + limits.heartbeat_s:
+            channel = self._exchange.channel
+            if channel is not None and channel.ready():
+                # Without waking the task: of ten thousand silent streams many are due at the same time.
+                channel.write(COMMENT)
+                self._last_write = now
+                return
             self._beat_due = True
             self._live.mailbox.wake()
 
