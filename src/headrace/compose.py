@@ -104,7 +104,14 @@ async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
-        return await launch.serve(app, sock, drain_s=server.drain_s, start=start, ready=lambda: on_ready(url))
+        return await launch.serve(
+            app,
+            sock,
+            drain_s=server.drain_s,
+            head_timeout_s=server.head_timeout_s,
+            start=start,
+            ready=lambda: on_ready(url),
+        )
     finally:
         await engine.close()
 

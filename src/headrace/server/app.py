@@ -236,7 +236,7 @@ class App:
         self._live.add(live)
         self.ticker.add(live)
         try:
-            live.watch(exchange.receive)
+            live.watch(exchange.receive, exchange.on_gone)
             await attempts.begin()
             if ask.options.stream:
                 await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))

@@ -40,6 +40,9 @@ ABORT = "headrace.abort"
 CHANNEL = "headrace.channel"
 """ASGI extension of our own protocol class: writes a piece of a begun body without a coroutine."""
 
+GONE = "headrace.gone"
+"""ASGI extension of our own protocol class: takes a function that is called once when the client leaves, or None."""
+
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SWALLOW_S = 2.0
 """How long a client whose body was refused may go on sending before its connection is closed."""
@@ -76,6 +79,7 @@ class Exchange:
         extensions = scope.get("extensions") or {}
         self.abort: Callable[[], None] | None = extensions.get(ABORT)
         self.channel: Channel | None = extensions.get(CHANNEL)
+        self.on_gone: Callable[[Callable[[], None] | None], None] | None = extensions.get(GONE)
         given = self.values(b"x-request-id")
         valid = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
         self.request_id = given[0].decode() if valid else new_id()

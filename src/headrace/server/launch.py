@@ -28,7 +28,7 @@ import uvloop
 
 from headrace.core.errors import Draining, StartupError
 from headrace.server.app import App
-from headrace.server.wire import WireProtocol
+from headrace.server.wire import HEAD_TIMEOUT_S, protocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -137,6 +137,7 @@ class Service:
         sock: socket.socket,
         *,
         drain_s: float = 30.0,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
         start: Callable[[], Awaitable[None]] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
@@ -150,7 +151,7 @@ class Service:
         self._code = 0
         config = uvicorn.Config(
             app,
-            http=WireProtocol,
+            http=protocol(head_timeout_s),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -223,6 +224,7 @@ async def serve(
     sock: socket.socket,
     *,
     drain_s: float = 30.0,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
     start: Callable[[], Awaitable[None]] | None = None,
     ready: Callable[[], None] | None = None,
 ) -> int:
@@ -234,7 +236,7 @@ async def serve(
     raise_file_limit()
     if not check_nodelay(sock):
         log.warning("accepted connections lack TCP_NODELAY here: streams may stall by about 40 ms")
-    service = Service(app, sock, drain_s=drain_s, start=start, ready=ready)
+    service = Service(app, sock, drain_s=drain_s, head_timeout_s=head_timeout_s, start=start, ready=ready)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     for number in signals:
