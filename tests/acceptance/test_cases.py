@@ -16,9 +16,8 @@ STRUCTURED = "structured output: refused by name until it exists"
 KEYS = "keys of several tenants; today there is one key for all"
 ENGINES = "several engines behind one name: switching, mirroring"
 RESUME = "resumable streams"
-WIRE = "HTTP/2, and checks through proxies"
+WIRE = "the checks of proxies that `headrace doctor` makes"
 FRONT = "the client package and its hook; today's page has tests of its own"
-METRICS = "a case of its own for what tests/observe and tests/server check today"
 
 LATER: dict[int, str] = {
     28: TOOLS,
@@ -31,8 +30,6 @@ LATER: dict[int, str] = {
     52: ENGINES,
     53: KEYS,
     55: KEYS,
-    63: METRICS,
-    64: WIRE,
     65: WIRE,
     66: FRONT,
     67: FRONT,
