@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -103,20 +103,15 @@ def program() -> str:
     return nginx_or_skip()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-
-
 @contextlib.asynccontextmanager
-async def behind(program: str, home: Path, scene: Scene, site: str) -> AsyncIterator[NginxServer]:
+async def behind(program: str, tmp_path: Path, scene: Scene, site: str) -> AsyncIterator[NginxServer]:
     """An nginx before the scene. `site`: "plain", "deployed" or "http2"."""
     port = free_port()
     if site == "plain":
         text = PLAIN % {"port": port, "upstream": scene.port}
     else:
         text = deployed(port, scene.port, listen=" http2" if site == "http2" else "")
-    nginx = NginxServer(program, home / f"nginx{next(COUNT)}", port, text)
+    nginx = NginxServer(program, tmp_path / f"nginx{next(COUNT)}", port, text)
     nginx.check()
     nginx.start()
     try:
@@ -136,8 +131,8 @@ SITES = pytest.mark.parametrize("site", ["plain", "deployed"])
 
 @SITES
 @on_loop
-async def test_oc_64_every_token_comes_through_nginx_on_its_own(program: str, home: Path, site: str) -> None:
-    async with scripted(SCRIPT, shut=True) as scene, behind(program, home, scene, site) as nginx:
+async def test_oc_64_every_token_comes_through_nginx_on_its_own(program: str, tmp_path: Path, site: str) -> None:
+    async with scripted(SCRIPT, shut=True) as scene, behind(program, tmp_path, scene, site) as nginx:
         wire = await through(nginx, scene)
         await ask(wire)
         await first(scene, wire)
@@ -146,8 +141,8 @@ async def test_oc_64_every_token_comes_through_nginx_on_its_own(program: str, ho
 
 
 @on_loop
-async def test_oc_64_every_token_comes_through_http2_on_its_own(program: str, home: Path) -> None:
-    async with scripted(SCRIPT, shut=True) as scene, behind(program, home, scene, "http2") as nginx:
+async def test_oc_64_every_token_comes_through_http2_on_its_own(program: str, tmp_path: Path) -> None:
+    async with scripted(SCRIPT, shut=True) as scene, behind(program, tmp_path, scene, "http2") as nginx:
         client = await Http2.open(nginx.port)
         client.post(CHAT, dumps(chat_fields(MODEL, {"stream": True})))
         for token in TOKENS:
@@ -163,8 +158,8 @@ async def test_oc_64_every_token_comes_through_http2_on_its_own(program: str, ho
 
 
 @on_loop
-async def test_oc_64_a_stream_that_is_reset_in_http2_stops_the_engine(program: str, home: Path) -> None:
-    async with scripted(SCRIPT, shut=True) as scene, behind(program, home, scene, "http2") as nginx:
+async def test_oc_64_a_stream_that_is_reset_in_http2_stops_the_engine(program: str, tmp_path: Path) -> None:
+    async with scripted(SCRIPT, shut=True) as scene, behind(program, tmp_path, scene, "http2") as nginx:
         client = await Http2.open(nginx.port)
         client.post(CHAT, dumps(chat_fields(MODEL, {"stream": True})))
         scene.gate.allow(1)
@@ -182,9 +177,9 @@ async def test_oc_64_a_stream_that_is_reset_in_http2_stops_the_engine(program: s
 @SITES
 @on_loop
 async def test_oc_64_who_leaves_nginx_leaves_the_engine(
-    program: str, home: Path, site: str, begun: bool, stream: bool
+    program: str, tmp_path: Path, site: str, begun: bool, stream: bool
 ) -> None:
-    async with scripted(SCRIPT, shut=True) as scene, behind(program, home, scene, site) as nginx:
+    async with scripted(SCRIPT, shut=True) as scene, behind(program, tmp_path, scene, site) as nginx:
         wire = await through(nginx, scene)
         await ask(wire, stream=stream)
         await until(lambda: scene.app.running == 1)
@@ -202,8 +197,8 @@ async def test_oc_64_who_leaves_nginx_leaves_the_engine(
 
 
 @on_loop
-async def test_oc_64_nginx_keeps_its_connection_to_us(program: str, home: Path) -> None:
-    async with scripted(SCRIPT) as scene, behind(program, home, scene, "deployed") as nginx:
+async def test_oc_64_nginx_keeps_its_connection_to_us(program: str, tmp_path: Path) -> None:
+    async with scripted(SCRIPT) as scene, behind(program, tmp_path, scene, "deployed") as nginx:
         async with Asking(f"http://127.0.0.1:{nginx.port}", MODEL, None).calls() as outside:
             used = set()
             for number in range(6):
@@ -217,10 +212,10 @@ async def test_oc_64_nginx_keeps_its_connection_to_us(program: str, home: Path) 
 
 @SITES
 @on_loop
-async def test_oc_64_statuses_come_through_as_they_are(program: str, home: Path, site: str) -> None:
+async def test_oc_64_statuses_come_through_as_they_are(program: str, tmp_path: Path, site: str) -> None:
     async with (
         scripted([[FAIL]], body_limit=100_000) as scene,
-        behind(program, home, scene, site) as nginx,
+        behind(program, tmp_path, scene, site) as nginx,
         Asking(f"http://127.0.0.1:{nginx.port}", MODEL, None).calls() as outside,
     ):
         failed = await outside.chat(stream=True)
@@ -236,10 +231,10 @@ async def test_oc_64_statuses_come_through_as_they_are(program: str, home: Path,
 
 
 @on_loop
-async def test_oc_64_what_is_for_the_inside_stays_inside(program: str, home: Path) -> None:
+async def test_oc_64_what_is_for_the_inside_stays_inside(program: str, tmp_path: Path) -> None:
     async with (
         scripted(SCRIPT) as scene,
-        behind(program, home, scene, "deployed") as nginx,
+        behind(program, tmp_path, scene, "deployed") as nginx,
         Asking(f"http://127.0.0.1:{nginx.port}", MODEL, None).calls() as outside,
     ):
         assert (await outside.get("/healthz")).status == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 
@@ -11,6 +10,7 @@ import pytest
 from acceptance.asking import CHAT, COMP, Wire, chat_fields, dumps, on_loop
 from acceptance.scene import MODEL, Scene, scripted
 from headrace.server.cors import Cors
+from server.socket_client import until
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MARK = "zqxjk"
@@ -42,7 +42,7 @@ async def test_oc_63_a_valid_id_comes_back() -> None:
             while await wire.event() != "[DONE]":
                 pass
         await scene.idle()
-        assert [line["request_id"] for line in scene.access if line["path"] == CHAT][0] == "ok-1"
+        assert next(line["request_id"] for line in scene.access if line["path"] == CHAT) == "ok-1"
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,9 @@ async def test_oc_63_one_id_on_many_requests() -> None:
         body = dumps(chat_fields(MODEL, {"stream": True}))
         for wire in wires:
             await wire.request("POST", CHAT, body, head=b"x-request-id: same\r\n")
-        while scene.app.running < 20:
-            await asyncio.sleep(0)
+        await until(lambda: scene.app.running == 20)
         wires[7].reset()
-        while scene.app.running > 19:
-            await asyncio.sleep(0)
+        await until(lambda: scene.app.running == 19)
         scene.gate.open()
         chunk_ids = set()
         for number, wire in enumerate(wires):
@@ -154,7 +152,8 @@ async def test_oc_63_no_text_of_a_client_gets_into_a_header() -> None:
             await scene.send(method, path, headers=heads, content=json.dumps({"model": HOSTILE, "prompt": HOSTILE}))
             for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "PURGE")
             for path in (
-                f"/v1/models/{ESCAPED}", f"/{ESCAPED}", f"/v1/streams/{ESCAPED}", f"/healthz?{ESCAPED}", COMP, "/metrics",
+                f"/v1/models/{ESCAPED}", f"/{ESCAPED}", f"/v1/streams/{ESCAPED}", f"/healthz?{ESCAPED}", COMP,
+                "/metrics",
             )
         ]  # fmt: skip
         answers.append(

@@ -79,8 +79,8 @@ def test_a_fault_is_a_whole_answer_that_ends_the_connection(fault: object) -> No
 )
 def test_a_head_without_the_wish_for_another_protocol(connection: bytes, kept: bytes) -> None:
     headers = [
-        HOST, (b"connection", connection), (b"upgrade", b"h2c"), (b"http2-settings", b"AAMA"), (b"content-length", b"5"),
-        (b"x-empty", b""),
+        HOST, (b"connection", connection), (b"upgrade", b"h2c"), (b"http2-settings", b"AAMA"),
+        (b"content-length", b"5"), (b"x-empty", b""),
     ]  # fmt: skip
     assert without_upgrade(b"POST", b"/a?b", "1.1", headers) == (
         b"POST /a?b HTTP/1.1\r\nhost: example.org:8000\r\n" + kept + b"content-length: 5\r\nx-empty: \r\n\r\n"

@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_stops_the_engine_at_once() -> None:
 
 @on_loop
 async def test_a_server_that_tells_of_leaving_needs_no_task_for_it() -> None:
-    engine, told = HandEngine(), []
+    engine, told = HandEngine(), list[Any]()
 
     async def receive() -> dict[str, Any]:
         raise AssertionError("nobody receives")

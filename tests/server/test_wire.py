@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headrace.server.stream import StreamLimits
 from headrace.server.head import MAX_HEAD
+from headrace.server.stream import StreamLimits
 from headrace.server.wire import MIN_BODY, WireProtocol, protocol
 from server.asgi_driver import settle
 from server.hand_engine import HandEngine, Hands, server

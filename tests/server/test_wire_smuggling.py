@@ -19,6 +19,8 @@ CHAT = b"POST /v1/chat/completions HTTP/1.1"
 HIDDEN = b"%b\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (CHAT, len(BODY), BODY)
 """What must not run: a whole request."""
 END = b"0\r\n\r\n"
+CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -100,7 +102,7 @@ REFUSED: dict[str, tuple[int, bytes]] = {
     "a size far over 64 bits": (400, one_chunk(b"f" * 40)),
     "a chunk that ends early": (400, chunked(b"5\r\n" + BODY + b"\r\n" + END + HIDDEN)),
     "a chunk without an end": (400, chunked(b"%x\r\n%b" % (len(BODY), BODY) + END + HIDDEN)),
-    "a length among the trailers": (400, chunked(b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY) + length(5) + b"\r\n" + HIDDEN)),
+    "a length among the trailers": (400, chunked(CHUNK + b"0\r\n" + length(5) + b"\r\n" + HIDDEN)),
     "zeros without end": (431, chunked(b"0" * 200_000)),
     "an extension without end": (431, chunked(b"1;a=" + b"x" * 200_000)),
     "a trailer without end": (431, chunked(b"0\r\nX: " + b"x" * 200_000)),
@@ -196,17 +198,15 @@ ONE = {
     "a length": post(HOST + length(len(BODY)), BODY),
     "zeros before a length": post(HOST + length(b"000%d" % len(BODY)), BODY),
     "spaces around a length": post(HOST + length(b"\t%d  " % len(BODY)), BODY),
-    "chunked in capitals": post(HOST + b"TRANSFER-ENCODING: CHUNKED\r\n", b"%x\r\n%b\r\n" % (len(BODY), BODY) + END),
-    "a tab before chunked": post(HOST + b"Transfer-Encoding:\tchunked\r\n", b"%x\r\n%b\r\n" % (len(BODY), BODY) + END),
+    "chunked in capitals": post(HOST + b"TRANSFER-ENCODING: CHUNKED\r\n", CHUNK + END),
+    "a tab before chunked": post(HOST + b"Transfer-Encoding:\tchunked\r\n", CHUNK + END),
     "an extension": chunked(b"%x;a=b\r\n%b\r\n" % (len(BODY), BODY) + END),
     "chunks of one byte": chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + END),
     "trailers": chunked(b"%x\r\n%b\r\n0\r\nX: y\r\nAuthorization: z\r\n\r\n" % (len(BODY), BODY)),
     "a whole URL": post(HOST + length(len(BODY)), BODY, b"POST http://elsewhere/v1/chat/completions HTTP/1.1"),
     "HTTP/1.0 without a host": post(length(len(BODY)), BODY, CHAT.replace(b"1.1", b"1.0")),
     "empty lines before": b"\r\n\r\n" + post(HOST + length(len(BODY)), BODY),
-    "a wish for HTTP/2": post(
-        HOST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n" + length(len(BODY)), BODY
-    ),
+    "a wish for HTTP/2": post(HOST + H2C + length(len(BODY)), BODY),
     "a wish for a web socket": post(HOST + b"Connection: upgrade\r\nUpgrade: websocket\r\n" + length(len(BODY)), BODY),
 }  # fmt: skip
 """Each is one request; whole, and a byte at a time."""

@@ -22,7 +22,17 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.server.exchange import ABORT, CHANNEL, GONE
-from headrace.server.head import MALFORMED, MAX_HEAD, MAX_HEADERS, TOO_LARGE, TOO_MANY, TOO_SLOW, Fault, fault_of, without_upgrade
+from headrace.server.head import (
+    MALFORMED,
+    MAX_HEAD,
+    MAX_HEADERS,
+    TOO_LARGE,
+    TOO_MANY,
+    TOO_SLOW,
+    Fault,
+    fault_of,
+    without_upgrade,
+)
 
 FRAMING = 16
 """Bytes of framing that each byte of a body may bring: in chunks of one byte it is 5."""
