@@ -88,14 +88,17 @@ def main(streams: int, kind: str) -> None:
             "TTFT ms before": before,
             "TTFT ms beside": timed(port),
         }
+        out["TTFT ms beside again"] = timed(port)
         cpu = process.cpu_s
         time.sleep(2)
         out["CPU share"] = round((process.cpu_s - cpu) / 2, 3)
         for one in held:
             one.close()
+        time.sleep(1)
+        out["TTFT ms after"] = timed(port)
         child.terminate()
     for name, value in out.items():
-        sys.stdout.write(f"{name:16} {value}\n")
+        sys.stdout.write(f"{name:22} {value}\n")
 
 
 if __name__ == "__main__":
