@@ -164,7 +164,8 @@ class App:
         if exchange.started:
             exchange.record.outcome = "error"
         else:
-            await exchange.refuse(refusal)
+            # Its traceback holds this very frame, and with it the whole request, until garbage is collected.
+            await exchange.refuse(refusal.with_traceback(None))
 
     async def _dispatch(self, exchange: Exchange) -> None:
         route = self.routes.find(exchange.path)

@@ -76,7 +76,8 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.receive = receive
         self._send = send
-        extensions = scope.get("extensions") or {}
+        # Taken out: the scope belongs to the connection, which they hold.
+        extensions = scope.pop("extensions", None) or {}
         self.abort: Callable[[], None] | None = extensions.get(ABORT)
         self.channel: Channel | None = extensions.get(CHANNEL)
         self.on_gone: Callable[[Callable[[], None] | None], None] | None = extensions.get(GONE)

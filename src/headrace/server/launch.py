@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import ipaddress
 import logging
 import resource
@@ -28,6 +27,7 @@ import uvloop
 
 from headrace.core.errors import Draining, StartupError
 from headrace.server.app import App
+from headrace.server.collector import Collector
 from headrace.server.wire import HEAD_TIMEOUT_S, protocol
 
 BACKLOG = 2048
@@ -146,6 +146,7 @@ class Service:
         self._drain_s = drain_s
         self._start = start
         self._ready = ready
+        self._collector = Collector(lambda: app.running > 0)
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
         self._code = 0
@@ -183,14 +184,13 @@ class Service:
             if self._start is not None:
                 await _first(self._start(), self._asked.wait(), asyncio.shield(serving))
             if not self._asked.is_set():
-                # What is there now stays: the collector need not walk over it again while tokens wait.
-                gc.collect()
-                gc.freeze()
+                self._collector.start()
                 if self._ready is not None:
                     self._ready()
                 await _first(self._asked.wait(), asyncio.shield(serving))
             await self._drain()
         finally:
+            self._collector.stop()
             self._http.should_exit = True
             try:
                 await serving

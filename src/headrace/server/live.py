@@ -254,6 +254,7 @@ class Live:
         self.cancel()
         if self._on_gone is not None:
             self._on_gone(None)
+        self.mailbox.close()
         watcher = self._watcher
         if watcher is not None:
             watcher.cancel()
