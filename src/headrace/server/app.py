@@ -235,7 +235,8 @@ class App:
         identity = f"{prefix}{self._new_id()}", int(self._wall())
         attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
         self._live.add(live)
-        self.ticker.add(live)
+        if not ask.options.stream:
+            self.ticker.add(live)  # a stream looks after its own
         try:
             live.watch(exchange.receive, exchange.on_gone)
             await attempts.begin()

@@ -209,19 +209,21 @@ class Live:
         if self.failure is not None:
             raise self.failure
 
-    def tick(self, now: float) -> None:
-        """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet."""
-        submitted = self._submitted
+    def tick(self, now: float) -> float:
+        """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet. When to
+        look again."""
         if not self.queued or self.failure is not None or not self._open:
-            return
-        if now - submitted >= self._queue_timeout_s:
+            return now + self._queue_timeout_s
+        due = self._submitted + self._queue_timeout_s
+        if now >= due:
             self.fail(
                 Overloaded(
-                    f"no place became free in {now - submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
+                    f"no place became free in {now - self._submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
                     "try again later",
                     reason="queue_timeout",
                 )
             )
+        return due
 
     def usage(self) -> Usage:
         """Tokens so far."""

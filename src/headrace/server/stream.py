@@ -65,6 +65,7 @@ class Stream:
         self._answer = attempts.answer
         self._options = attempts.ask.options
         self._limits = limits
+        self._lookahead = min(limits.heartbeat_s, limits.write_timeout_s, limits.queue_timeout_s)
         self._clock = clock
         self._early = 0.0
         """A tick's distance: what would be overdue at the next tick is due now."""
@@ -106,25 +107,37 @@ class Stream:
         finally:
             ticker.remove(self)
 
-    def tick(self, now: float) -> None:
-        """See what is due at `now`: the head, a heartbeat, or the end of our patience."""
-        limits = self._limits
+    def tick(self, now: float) -> float | None:
+        """See what is due at `now`: the head, a heartbeat, or the end of our patience with reader or engine. When to
+        look again, or None for soon: nothing that begins after `now` is due within `_lookahead`."""
+        limits, until = self._limits, now + self._lookahead
+        if self._live.queued:
+            until = min(until, self._live.tick(now))
         if self._writing is not None:
-            if now - self._writing >= limits.write_timeout_s:
+            due = self._writing + limits.write_timeout_s
+            if now >= due:
                 self._drop()
+                return None
         elif not self._exchange.started:
-            if self._admitted is not None and now + self._early >= self._admitted + limits.header_hold_s:
+            # The head is due that long after an admission which is still to come.
+            due = (now if self._admitted is None else self._admitted) + limits.header_hold_s
+            if self._admitted is not None and now + self._early >= due:
                 self._head_due = True
                 self._live.mailbox.wake()
-        elif now + self._early >= self._last_write + limits.heartbeat_s:
-            channel = self._exchange.channel
-            if channel is not None and channel.ready():
+                return None
+        else:
+            due = self._last_write + limits.heartbeat_s
+            if now + self._early >= due:
+                channel = self._exchange.channel
+                if channel is None or not channel.ready():
+                    self._beat_due = True
+                    self._live.mailbox.wake()
+                    return None
                 # Without waking the task: of ten thousand silent streams many are due at the same time.
                 channel.write(COMMENT)
                 self._last_write = now
-                return
-            self._beat_due = True
-            self._live.mailbox.wake()
+                due = now + limits.heartbeat_s
+        return min(until, due)
 
     async def _run(self) -> None:
         live, exchange = self._live, self._exchange
