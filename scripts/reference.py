@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from headrace.gateway.states import picture
 from headrace.observe.metrics import Metrics
 from headrace.settings import SECTIONS, SETTINGS, Value
 
@@ -27,6 +28,8 @@ def settings() -> Iterator[str]:
         "5. a flag of `headrace serve`: `--set NAME=VALUE` sets any of them.",
         "",
         "In the file, `server.port` is `port` in the table `[server]`.",
+        "The tables `[engines.NAME]` and `[aliases.NAME]` declare",
+        "[many engines behind one name](../guides/engines.md).",
         "An unknown name or a value out of bounds stops the start with one line and exit code 2.",
     )
     for section, kind in SECTIONS.items():
@@ -69,9 +72,27 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 }
 
 
+PARTS: dict[str, Callable[[], Iterator[str]]] = {
+    "docs/guides/engines.md": picture,
+}
+"""Pages of which only what stands between two marks is generated."""
+BEGIN = "<!-- Written by scripts/docs from the table in src/headrace/gateway/states.py. -->"
+END = "<!-- End of what is written. -->"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page: its path and what it should hold."""
-    return {ROOT / path: "\n".join(lines()) + "\n" for path, lines in PAGES.items()}
+    whole = {ROOT / path: "\n".join(lines()) + "\n" for path, lines in PAGES.items()}
+    return whole | {ROOT / path: _between((ROOT / path).read_text(), lines()) for path, lines in PARTS.items()}
+
+
+def _between(text: str, lines: Iterator[str]) -> str:
+    """`text` with `lines` between its marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"the marks are missing: {BEGIN} … {END}")
+    return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
 
 
 if __name__ == "__main__":

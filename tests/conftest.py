@@ -33,6 +33,9 @@ def _own_cache() -> None:
     (Path(home) / "headrace").mkdir()
     (Path(home) / "headrace" / "models").symlink_to(models)
     os.environ["XDG_CACHE_HOME"] = home
+    # Nor are the keys, templates and books of whoever runs the tests any business of theirs.
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        os.environ[name] = str(Path(home) / name)
 
 
 _own_cache()

@@ -13,140 +13,19 @@ import msgspec
 import pytest
 import uvloop
 
-from headrace.compose import (
-    batch_size,
-    make_blueprint,
-    make_bounds,
-    make_candidate,
-    make_engine,
-    make_job,
-    make_limits,
-    make_model,
-    serve,
-)
-from headrace.core.admission import Bounds
+from acceptance.keyed import put_keys
+from headrace.compose import make_pool, serve
 from headrace.core.errors import StartupError
-from headrace.core.tuning import Candidate
-from headrace.engines.local import LocalEngine
-from headrace.engines.supervisor import WorkerEngine
-from headrace.settings import Config, Engine, Model, Optimizations, Server
+from headrace.gateway.model import ServedModel
+from headrace.gateway.own import OwnEngine
+from headrace.gateway.spec import AliasSpec, EngineSpec
+from headrace.settings import Config, Engine, Keys, Model, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
 
 
 def config(**engine: Any) -> Config:
     return Config(server=Server(port=0), model=SCRIPTED, engine=Engine(**engine))
-
-
-def test_a_batch_is_whole_tiles_and_holds_what_a_step_may_need() -> None:
-    assert [batch_size(n) for n in (1, 64, 65, 528)] == [64, 64, 128, 576]
-    limits = make_limits(config(step_tokens=600, max_running=16))
-    assert limits.step_tokens >= 616
-    assert limits.step_tokens % 64 == 0
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_who_tells_readers_is_as_configured(overlap: bool) -> None:
-    given = dataclasses.replace(config(), optimizations=Optimizations(overlap=overlap))
-    assert make_limits(given).overlap is overlap
-    assert make_blueprint(given).limits["overlap"] is overlap
-
-
-def test_what_may_wait_is_as_the_settings_say() -> None:
-    given = config(max_waiting=3, max_waiting_tokens=500, queue_timeout_s=7.0, max_running=5)
-    assert make_bounds(given) == Bounds(3, 500, 7.0, places=5, predict=True)
-    assert not make_bounds(dataclasses.replace(given, optimizations=Optimizations(admission=False))).predict
-    for in_process in (True, False):
-        engine = make_engine(config(max_waiting=3, in_process=in_process))
-        assert isinstance(engine, LocalEngine | WorkerEngine)
-        assert engine._streams._backlog.bounds == make_bounds(config(max_waiting=3))
-
-
-def test_the_blueprint_carries_the_settings_of_the_engine(tmp_path: Path) -> None:
-    model = tmp_path / "m.gguf"
-    model.write_bytes(b"GGUF")
-    given = dataclasses.replace(config(threads=3, kv_type="q8_0", cells=1024), model=Model(path=str(model), alias="m"))
-    blueprint = make_blueprint(given)
-    assert blueprint.factory == "headrace.engines.llama:worker"
-    assert blueprint.settings["threads"] == 3
-    assert blueprint.settings["threads_batch"] == len(os.sched_getaffinity(0)), "0 takes all cores"
-    assert (blueprint.settings["kv_type"], blueprint.settings["cells"]) == ("q8_0", 1024)
-    assert blueprint.settings["created"] == int(model.stat().st_mtime)
-    assert blueprint.limits["step_tokens"] == blueprint.settings["batch"]
-
-
-def test_a_trial_is_run_like_the_server_s_engine(tmp_path: Path) -> None:
-    given = dataclasses.replace(config(cells=16384), model=Model(path="m.gguf", alias="m"))
-    own, fixed = make_candidate(given, ())
-    cores = len(os.sched_getaffinity(0))
-    assert (own, fixed) == (Candidate("source", cores, True, 512), frozenset())
-    other = Candidate("f16", 1, False, 1024)
-    job = make_job(given, other, tmp_path / "f16.gguf", 512, 256)
-    assert job.settings["path"] == str(tmp_path / "f16.gguf")
-    assert (job.settings["threads"], job.settings["threads_batch"]) == (1, 1)
-    assert (job.settings["flash_attention"], job.step_tokens) == (False, 1024)
-    assert job.settings["batch"] >= 1024
-    assert job.guard_s == 0.25
-    assert job.settings["cells"] < 16384, "a trial takes no more memory than it needs"
-    plain = dataclasses.replace(given, optimizations=Optimizations(adaptive_chunks=False))
-    assert make_job(plain, other, tmp_path / "x", 512, 256).guard_s == 0.0
-
-
-def test_what_the_user_set_is_no_candidate() -> None:
-    given = ("engine.threads", "engine.step_tokens", "engine.kv_type")
-    own, fixed = make_candidate(config(threads=3, step_tokens=128, kv_type="q8_0"), given)
-    assert fixed == {"threads", "step_tokens", "flash_attention"}
-    assert own.step_tokens == 128
-    model = Model(path="m.gguf", alias="m")
-    job = make_job(
-        dataclasses.replace(config(threads=3), model=model),
-        msgspec.structs.replace(own, threads=1),
-        Path("x.gguf"),
-        1,
-        1,
-    )
-    assert job.settings["threads"] == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        ("engine.threads", "threads"),
-        ("engine.threads_batch", "threads"),
-        ("engine.flash_attention", "flash_attention"),
-        ("engine.step_tokens", "step_tokens"),
-    ],
-)
-def test_what_the_user_set_to_its_default_is_no_candidate_either(name: str, field: str) -> None:
-    assert make_candidate(config(), [name])[1] == {field}
-    assert make_candidate(config(), ["engine.slots", "slo.profile"])[1] == set()
-
-
-@pytest.mark.parametrize(("in_process", "kind"), [(True, LocalEngine), (False, WorkerEngine)])
-def test_the_engine_lives_where_the_configuration_says(in_process: bool, kind: type[object]) -> None:
-    assert isinstance(make_engine(config(in_process=in_process)), kind)
-
-
-@pytest.mark.parametrize("replay", [True, False])
-def test_survival_is_as_configured(replay: bool) -> None:
-    given = dataclasses.replace(config(step_timeout_s=7.0), optimizations=Optimizations(replay=replay))
-    engine = make_engine(given)
-    assert isinstance(engine, WorkerEngine)
-    assert engine._replay is replay
-    assert engine._watchdog.timeout == 7.0
-
-
-def test_a_template_that_is_none_is_one_line() -> None:
-    async def main() -> None:
-        engine = make_engine(config(in_process=True))
-        await engine.start()
-        broken = msgspec.structs.replace(engine.info, chat_template="{% for")
-        engine._info = broken  # type: ignore[attr-defined]
-        with pytest.raises(StartupError, match="template"):
-            make_model(config(), engine)
-        await engine.close()
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("in_process", [True, False])
@@ -170,6 +49,40 @@ def test_a_scripted_model_is_served_from_start_to_signal(in_process: bool) -> No
     assert seen == ["1 2 3 4 ", "200"]
 
 
+def test_keys_are_asked_for_and_what_they_used_is_kept(tmp_path: Path) -> None:
+    put_keys(tmp_path / "keys.toml", ann={"secret": "ann's", "rpm": 1})
+    keys = Keys(file=str(tmp_path / "keys.toml"), usage_path=str(tmp_path / "usage"))
+    seen: list[int] = []
+
+    def ready(url: str) -> None:
+        asyncio.get_running_loop().create_task(ask(url))
+
+    async def ask(url: str) -> None:
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                body = {"model": "scripted", "messages": [{"role": "user", "content": "count"}], "max_tokens": 4}
+                for key in ("nobody's", "ann's", "ann's"):
+                    headers = {"authorization": f"Bearer {key}"}
+                    answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+                    seen.append(answer.status_code)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert uvloop.run(serve(dataclasses.replace(config(in_process=True), keys=keys), ready)) == 0
+    assert seen == [401, 200, 429]
+    (file,) = (tmp_path / "usage").glob("*.json")
+    ((key, model, figures),) = msgspec.json.decode(file.read_bytes())
+    assert (key, model) == ("ann", "scripted")
+    assert (figures["requests"], figures["ok"], figures["limited"], figures["completion_tokens"]) == (1, 1, 1, 4)
+
+
+def test_an_open_address_wants_keys(tmp_path: Path) -> None:
+    everywhere = Server(host="0.0.0.0", port=0)
+    given = dataclasses.replace(config(), server=everywhere, keys=Keys(usage_path=str(tmp_path)))
+    with pytest.raises(StartupError, match=r"server\.key"):
+        uvloop.run(serve(given, lambda url: None))
+
+
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -184,3 +97,81 @@ def test_a_model_file_that_is_none_ends_the_start(tmp_path: Path) -> None:
     given = dataclasses.replace(config(), model=Model(path=str(model), alias="m"))
     with pytest.raises(StartupError, match=r"cannot load the model file .*m\.gguf"):
         uvloop.run(serve(given, lambda url: None))
+
+
+def declared(*specs: EngineSpec) -> Config:
+    aliases = (AliasSpec("chat", {spec.name: 1.0 for spec in specs}),)
+    return dataclasses.replace(config(in_process=True), engines=specs, aliases=aliases)
+
+
+TWO = (
+    EngineSpec("a", "llama", "scripted:1000", "f", settings={"engine.cells": 1024}),
+    EngineSpec("b", "llama", "scripted:1000", "f"),
+)
+
+
+def test_engines_of_ours_have_their_own_settings() -> None:
+    async def main() -> None:
+        pool = make_pool(declared(*TWO))
+        assert list(pool.routes) == ["chat"]
+        await pool.load("a")
+        await pool.load("b")
+        a, b = pool.backends["a"], pool.backends["b"]
+        assert isinstance(a, ServedModel), "requests go to it without a detour"
+        assert isinstance(pool.members["a"].backend, OwnEngine)
+        assert (a.stats.cells_total, b.stats.cells_total) == (1024, 16384)
+        assert a.stats.completion_tokens == b.stats.completion_tokens == 1, "both are exercised before they are used"
+        await pool.close()
+
+    uvloop.run(main())
+
+
+def test_the_settings_of_an_engine_are_prepared_where_that_is_asked_for(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def prepare(spec: EngineSpec) -> Config:
+        asked.append(spec.name)
+        raise StartupError("cannot be fetched")
+
+    async def main() -> None:
+        pool = make_pool(declared(*TWO), prepare)
+        assert asked == [], "not before it is loaded"
+        with pytest.raises(StartupError, match="cannot be fetched"):
+            await pool.load("a")
+        missing = EngineSpec("c", "llama", str(tmp_path / "none.gguf"), "f")
+        plain = make_pool(declared(missing))
+        with pytest.raises(StartupError, match=r"none\.gguf"):
+            await plain.load("c")
+
+    uvloop.run(main())
+    assert asked == ["a"]
+
+
+def test_declared_engines_are_served_from_start_to_signal() -> None:
+    seen: list[str] = []
+
+    def ready(url: str) -> None:
+        asyncio.get_running_loop().create_task(ask(url))
+
+    async def ask(url: str) -> None:
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                body = {"model": "chat", "prompt": "count", "max_tokens": 3}
+                for _ in range(2):
+                    answer = await client.post("/v1/completions", json=body)
+                    seen.append(answer.json()["choices"][0]["text"])
+                figures = (await client.get("/metrics")).text.splitlines()
+                told = await client.post("/tokenize", json={"model": "chat", "prompt": "hi"})
+                seen.append(str(told.json()["tokens"]))
+                seen.extend(line for line in figures if line.startswith('headrace_attempts_total{end="ok"'))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert uvloop.run(serve(declared(*TWO), ready)) == 0
+    assert seen == [
+        "1 2 3 ",
+        "1 2 3 ",
+        "[104, 105]",
+        'headrace_attempts_total{end="ok",engine="a"} 1.0',
+        'headrace_attempts_total{end="ok",engine="b"} 1.0',
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import cache_home, config_home, engine_environment, load, named, nearest
+from headrace.config import cache_home, config_home, engine_environment, for_engine, load, named, nearest
 from headrace.core.errors import StartupError
 from headrace.settings import SETTINGS, Config, Setting, Value
 
@@ -210,12 +210,101 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "a\nb"])
 def test_a_key_is_never_shown(key: str) -> None:
-    assert refusal(flags={"server.key": key}) == "server.key: a header can carry only printable ASCII without spaces"
-    assert key not in repr(Config(server=dataclasses.replace(Config().server, key=key)))
+    for name in ("server.key", "server.admin_key"):
+        assert refusal(flags={name: key}) == f"{name}: a header can carry only printable ASCII without spaces"
+    assert key not in repr(Config(server=dataclasses.replace(Config().server, key=key, admin_key=key)))
+
+
+def test_clients_do_not_have_the_admin_key() -> None:
+    assert "clients must not have" in refusal(flags={"server.key": "k", "server.admin_key": "k"})
 
 
 def test_a_key_of_the_wrong_type_is_not_shown_either(tmp_path: Path) -> None:
     assert "271828" not in refusal(file=write(tmp_path, "[server]\nkey = 271828\n"))
+
+
+# --- engines and aliases
+
+TABLES = """
+[server]
+port = 1234
+
+[engine]
+cells = 8192
+
+[engines.main]
+kind = "llama"
+model = "smollm2-135m"
+engine = {cells = 4096, threads = 2}
+slo = {ttft_ms = 300}
+
+[engines."gpu/1"]
+kind = "openai"
+url = "http://10.0.0.1:8000"
+model = "big"
+key_env = "GPU_KEY"
+
+[aliases.chat]
+engines = {main = 9, "gpu/1" = 1}
+"""
+
+
+def test_engines_and_aliases_stand_next_to_the_settings(tmp_path: Path) -> None:
+    config = load(file=write(tmp_path, TABLES), environ=NOWHERE | {"GPU_KEY": "sesame"})
+    assert config.server.port == 1234
+    assert [spec.name for spec in config.engines] == ["main", "gpu/1"]
+    assert (config.engines[1].url, config.engines[1].key) == ("http://10.0.0.1:8000/v1", "sesame")
+    assert [(spec.name, spec.engines) for spec in config.aliases] == [("chat", {"main": 9.0, "gpu/1": 1.0})]
+    assert "sesame" not in repr(config)
+    assert named(file=tmp_path / "config.toml", environ=NOWHERE) == {"server.port", "engine.cells"}
+
+
+def test_an_engine_has_the_common_settings_but_for_its_own(tmp_path: Path) -> None:
+    config = load(file=write(tmp_path, TABLES), environ=NOWHERE | {"GPU_KEY": "sesame"})
+    own = for_engine(config, config.engines[0])
+    assert (own.engine.cells, own.engine.threads, own.slo.ttft_ms) == (4096, 2, 300.0)
+    assert (own.model.path, own.model.alias) == ("smollm2-135m", "main")
+    assert own.engine.slots == config.engine.slots
+    assert config.engine.cells == 8192
+    assert (own.engines, own.aliases) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("engine = {cells = 1}", "engines.a: engine.cells: 1 is outside 256 to 16777216"),
+        ("engine = {cells = 'x'}", "engines.a: engine.cells: 'x' is not a whole number"),
+        ("engine = {cels = 512}", "engines.a: unknown setting engine.cels; the nearest known one is engine.cells"),
+        (
+            "engine = {context = 20000}",
+            "engines.a: engine.context: 20000 tokens do not fit engine.cells, which is 16384",
+        ),
+        ("slo = {profile = 'fast'}", "engines.a: slo.profile: 'fast' is not one of voice, chat-strict, chat, reading"),
+        ("kynd = 1", "engines.a.kynd: there is no such key; did you mean kind?"),
+    ],
+)
+def test_what_is_wrong_with_an_engine_is_one_line(tmp_path: Path, line: str, message: str) -> None:
+    file = write(tmp_path, f"[engines.a]\nkind = 'llama'\nmodel = 'm'\n{line}\n")
+    assert refusal(file=file) == message
+
+
+def test_the_guide_s_example_is_a_configuration(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "engines.md").read_text()
+    example = guide.split("```toml\n")[1].split("```")[0]
+    config = load(file=write(tmp_path, example), environ=NOWHERE | {"GPU_KEY": "sesame"})
+    assert [spec.name for spec in config.engines] == ["local", "gpu1", "gpu2", "next"]
+    assert [(spec.name, spec.engines) for spec in config.aliases] == [
+        ("chat", {"gpu1": 1.0, "gpu2": 1.0, "local": 0.0}),
+        ("small", {"local": 1.0}),
+    ]
+
+
+def test_a_key_that_is_not_set_and_tables_that_are_none_are_refused(tmp_path: Path) -> None:
+    assert refusal(file=write(tmp_path, TABLES)) == (
+        "engines.gpu/1.key_env: the environment variable GPU_KEY is not set"
+    )
+    assert refusal(file=write(tmp_path, "engines = 3\n")) == "engines: 3 is not a table; write [engines.NAME]"
+    assert "unknown setting engins.a.kind" in refusal(file=write(tmp_path, "[engins.a]\nkind = 'llama'\n"))
 
 
 # --- the rest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.compose import make_encode, make_engine, make_model
+from headrace.assembly import make_encode, make_engine, make_model
 from headrace.core.errors import StartupError
 from headrace.core.kv import Pin
 from headrace.core.request import ChatRequest, Message, Options
@@ -35,7 +35,7 @@ def model() -> Iterator[ServedModel]:
 
     served = asyncio.run(made())
     yield served
-    served.close()
+    asyncio.run(served.close())
 
 
 def config(file: str = "") -> Config:

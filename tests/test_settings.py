@@ -21,5 +21,5 @@ def test_a_default_is_within_its_own_bounds(row: Setting) -> None:
 
 def test_a_secret_is_not_shown() -> None:
     secrets = [row.name for row in SETTINGS.values() if row.secret]
-    assert secrets == ["server.key", "tiers.redis_url", "shared.redis_url"]
+    assert secrets == ["server.key", "server.admin_key", "tiers.redis_url", "shared.redis_url"]
     assert "redis_url" not in repr(Config().tiers)

@@ -1,333 +1,154 @@
 """The composition root: a `Config` becomes objects, wired once, here and nowhere else.
 
-Config ─► Blueprint ─► WorkerEngine ─┐
-   └────► Vocabulary ─► ChatTemplate ├─► ServedModel ─► App ─► Service
-                      └► PieceEncoder ┘
+Config ─► Kit (see `assembly`) ─► OwnEngine ─┐
+  └─────► EngineSpec ─► Upstream  ───────────┴► Pool ─► App ─► Service
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import cast
 
-import msgspec
-
-from headrace.config import cache_home, engine_environment
-from headrace.core.admission import Bounds
-from headrace.core.budget import Pace
-from headrace.core.errors import StartupError
-from headrace.core.limits import Limits
-from headrace.core.quantisation import SOURCE
-from headrace.core.speculation import MAX_GUESSES
-from headrace.core.tokenizer import Tokenizer
-from headrace.core.tuning import Candidate
-from headrace.engines.base import ModelInfo, StreamEngine
-from headrace.engines.keeper import TierSettings
-from headrace.engines.local import LocalEngine
-from headrace.engines.supervisor import WorkerEngine
-from headrace.engines.trial import CELLS, SLOTS, Job
-from headrace.engines.vocab import Vocabulary
-from headrace.engines.worker import Blueprint, build, make_stepper
-from headrace.gateway.model import ServedModel
-from headrace.kv.templates import Encode
-from headrace.models import script_rate
+from headrace import fleet
+from headrace.admin import Admin
+from headrace.assembly import Kit
+from headrace.config import cache_home, for_engine
+from headrace.core.errors import HeadraceError
+from headrace.entrance import Entrance, make_entrance, make_shared
+from headrace.gateway.mirror import Mirror
+from headrace.gateway.own import OwnEngine
+from headrace.gateway.pool import Pool, Starting
+from headrace.gateway.spec import EngineSpec
+from headrace.models import Store, script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
-from headrace.pins import template_prefixes
-from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, PieceEncoder
 from headrace.server import launch
 from headrace.server.app import App
 from headrace.server.cors import Cors
+from headrace.server.mirroring import mirror_routes
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
 from headrace.server.stream import StreamLimits
+from headrace.server.usage import usage_routes
 from headrace.settings import Config
-from headrace.testing import ScriptedEngine, ScriptedTokenizer
 
-ENCODER_BYTES = 32 * 1024 * 1024
-"""Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
+log = logging.getLogger(__name__)
 
-SCRIPT_CONTEXT = 4096
-"""Tokens that a sequence of a scripted model may hold."""
-
-WARM_CELLS = 512
-"""KV cells that finished sequences keep of what is saved outside: it is back in 1.5 ms per 1,000 tokens, and every step
-pays for the width of the pool."""
-
-BATCH_STEP = 64
-"""Batches are made a multiple of this: llama.cpp's attention on a CPU works in tiles of 64 rows."""
+Prepare = Callable[[EngineSpec], Config]
+"""The settings of an engine of ours, its model a file that is there. Any thread; minutes if the model is fetched.
+Raises StartupError."""
 
 
-async def serve(config: Config, on_ready: Callable[[str], None]) -> int:
+async def serve(config: Config, on_ready: Callable[[str], None], *, prepare: Prepare | None = None) -> int:
     """Serve until told to stop; the exit code. `on_ready` gets the base URL. Raises StartupError.
 
-    `config.model.path` is the path of a file and `config.model.alias` is set: names are resolved before.
+    Without declared engines `config.model.path` is the path of a file and `config.model.alias` is set: names are
+    resolved before. `prepare` does so for declared ones; by default from the model store, without a tuned profile.
     """
     logging.basicConfig(level=config.log.level.upper(), format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
+    shared = make_shared(config)
+    entrance = make_entrance(config, shared)
+    try:
+        await entrance.start()
+        return await _serve(config, on_ready, entrance, make_pool(config, prepare))
+    finally:
+        await entrance.close()
+        if shared is not None:
+            await shared.close()
+
+
+async def _serve(config: Config, on_ready: Callable[[str], None], entrance: Entrance, pool: Pool) -> int:
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
     cors = Cors.of(server.cors_origins)
-    sock = launch.listen(server.host, server.port, guarded=bool(server.key) or server.insecure)
-    engines: dict[str, StreamEngine] = {}
-    models: dict[str, ServedModel] = {}
-    engine = make_engine(config)
+    guard = entrance.guard
+    sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
 
-    async def start() -> None:
-        await engine.start()
-        engines[config.model.alias] = engine
-        models[config.model.alias] = model = make_model(config, engine)
-        engine.pin(template_prefixes(config, model))
+    async def promote(alias: str, engine: str) -> None:
+        try:
+            await admin.switcher.switch(alias, engine)
+        except HeadraceError as error:
+            log.warning("%s is not switched to %s: %s", alias, engine, error.message)
 
+    mirror = Mirror(pool, time.monotonic, promote=promote)
+    rows = (*usage_routes(entrance.usage), *mirror_routes(mirror))
+    admin = Admin(config, pool, sock, guarded=lambda: guard.guarded, more=rows)
     app = App(
-        models,
-        Metrics(engines),
+        pool,
+        Metrics(pool.backends, fleet=pool, mirror=mirror),
         AccessLog(time.time),
-        key=server.key or None,
+        guard=guard,
+        mirror=mirror,
         page=load_page(),
         cors=cors,
+        rows=admin.rows,
         body_limit=server.body_limit_bytes,
-        limits=StreamLimits(
-            header_hold_s=server.header_hold_s,
-            heartbeat_s=server.heartbeat_s,
-            write_timeout_s=server.write_timeout_s,
-            max_pending_events=server.max_pending_events,
-            queue_timeout_s=config.engine.queue_timeout_s,
-        ),
+        limits=make_stream_limits(config),
     )
-    host, port = sock.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
         return await launch.serve(
             app,
             sock,
+            beside=admin.beside(app),
             drain_s=server.drain_s,
             head_timeout_s=server.head_timeout_s,
-            start=start,
-            ready=lambda: on_ready(url),
+            start=lambda: fleet.load(pool, config),
+            ready=lambda: on_ready(launch.url_of(sock)),
         )
     finally:
-        await engine.close()
+        await mirror.close()
+        await admin.close()
+        await pool.close()
 
 
-def make_limits(config: Config) -> Limits:
-    """The scheduler's few numbers."""
-    e, o = config.engine, config.optimizations
-    chunk = e.step_tokens if o.adaptive_chunks else e.prefill_chunk or e.context or e.cells
-    return Limits(
-        max_running=e.max_running,
-        step_tokens=batch_size(min(chunk, e.cells) + e.max_running),
-        max_batch=min(e.max_batch, e.max_running),
-        prefill_chunk=chunk,
-        prefill_chunk_busy=chunk,
-        idle_cells=e.idle_cells,
-        prefix_cache=e.prefix_cache,
-        await_prefix=o.await_prefix,
-        earliest_deadline=o.earliest_deadline,
-        ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
-        fuse=o.ttft_fuse,
-        speculation=o.speculation,
-        overlap=o.overlap,
-        pace=make_pace(config) if o.adaptive_chunks else None,
-        warm_cells=min(WARM_CELLS, e.idle_cells) if make_tiers(config) else None,
+def make_stream_limits(config: Config) -> StreamLimits:
+    """What one stream may cost."""
+    server = config.server
+    return StreamLimits(
+        header_hold_s=server.header_hold_s,
+        heartbeat_s=server.heartbeat_s,
+        write_timeout_s=server.write_timeout_s,
+        max_pending_events=server.max_pending_events,
+        queue_timeout_s=config.engine.queue_timeout_s,
     )
 
 
-def make_tiers(config: Config) -> TierSettings | None:
-    """Where KV goes that leaves the pool; None: nowhere."""
-    t, o = config.tiers, config.optimizations
-    if not o.tiers or not (t.ram_mib or t.ssd_mib or t.redis_url):
-        return None
-    return TierSettings(
-        ram_mib=t.ram_mib,
-        ssd_mib=t.ssd_mib,
-        ssd_path=t.ssd_path or str(cache_home() / "kv"),
-        redis_url=t.redis_url,
-        redis_ttl_s=t.redis_ttl_s,
-        redis_timeout_s=t.redis_timeout_ms / 1e3,
-        least=t.min_tokens,
-        mined=config.templates.budget if o.mined_templates else 0,
-        look_s=config.templates.look_s,
-    )
+def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
+    """All that is declared, not loaded yet. Raises StartupError."""
+    prepare = prepare or (lambda spec: _from_store(config, spec))
+
+    def build(spec: EngineSpec) -> Starting:
+        if spec.kind == "openai":
+            upstream = importlib.import_module("headrace.gateway.upstream")
+            made = upstream.Upstream(
+                spec.name,
+                spec.url,
+                spec.model,
+                time.monotonic,
+                key=spec.key,
+                flavour=spec.flavour,
+                max_concurrency=spec.max_concurrency,
+            )
+            return cast("Starting", made)
+        if not config.engines and spec.name == config.model.alias:
+            # Nobody is answered before it is there, unless it comes back: then others answer, and it may take its time.
+            return OwnEngine(lambda: Kit(config), exercise=bool(pool.backends))
+        return OwnEngine(lambda: Kit(prepare(spec)), exercise=True)
+
+    pool = Pool(build, time.monotonic)
+    fleet.declare(pool, config)
+    return pool
 
 
-# Seconds: time to the first token, a step while somebody reads, one for who has waited, one that brings a crowd to
-# their first tokens. The first, second and last are what is bearable for each use at the 95th percentile.
-PROFILES = {
-    "voice": (0.3, 0.06, 0.1, 0.2),
-    "chat-strict": (0.5, 0.04, 0.1, 0.25),
-    "chat": (1.0, 0.1, 0.13, 0.58),
-    "reading": (2.0, 0.155, 0.3, 1.0),
-}
-
-
-def make_pace(config: Config) -> Pace:
-    """The step lengths."""
-    slo = config.slo
-    _, itl, hard, stall = PROFILES[slo.profile]
-    itl = slo.itl_ms / 1e3 or itl
-    hard = max(itl, slo.itl_hard_ms / 1e3 or hard)
-    return Pace(itl, hard, max(hard, stall), slo.arrival_guard_ms / 1e3, slo.ttft_fuse_ms / 1e3)
-
-
-def make_bounds(config: Config) -> Bounds:
-    """How much may wait for the engine."""
-    e = config.engine
-    return Bounds(
-        max_waiting=e.max_waiting,
-        max_waiting_tokens=e.max_waiting_tokens,
-        queue_timeout_s=e.queue_timeout_s,
-        places=e.max_running,
-        predict=config.optimizations.admission,
-    )
-
-
-def batch_size(tokens: int) -> int:
-    """`tokens`, rounded up to whole tiles."""
-    return -(-tokens // BATCH_STEP) * BATCH_STEP
-
-
-def make_blueprint(config: Config) -> Blueprint:
-    """How the worker makes its engine."""
-    e, o = config.engine, config.optimizations
-    limits = make_limits(config)
-    rate = script_rate(config.model.path)
-    if rate is not None:
-        script = {"name": config.model.alias, "step_s": 1.0 / rate, "n_ctx": e.context or SCRIPT_CONTEXT}
-        return Blueprint(
-            "headrace.testing:counting_worker",
-            {**script, "cells": e.cells, "slots": e.slots, "batch": limits.step_tokens},
-            msgspec.to_builtins(limits),
-        )
-    cores = len(os.sched_getaffinity(0))
-    path = Path(config.model.path)
-    settings: dict[str, Any] = {
-        "path": str(path),
-        "name": config.model.alias,
-        "cells": e.cells,
-        "context": e.context,
-        "slots": e.slots,
-        "batch": limits.step_tokens,
-        "threads": e.threads or cores,
-        "threads_batch": e.threads_batch or cores,
-        "flash_attention": e.flash_attention,
-        "kv_type": e.kv_type,
-        "drafts": MAX_GUESSES if o.speculation else 0,
-        "draft_model": e.draft_model if o.speculation else "",
-        "created": _changed(path),
-    }
-    return Blueprint(
-        "headrace.engines.llama:worker",
-        settings,
-        msgspec.to_builtins(limits),
-        tiers=make_tiers(config),
-        calibration=str(cache_home() / "calibration"),
-    )
-
-
-def make_candidate(config: Config, given: Collection[str]) -> tuple[Candidate, frozenset[str]]:
-    """What is used untuned, and which fields of it the user has set (`given`, by name): those are not varied.
-
-    One that is set to its default counts: it would win over the profile.
-    """
-    e = config.engine
-    fixed = {name for name in ("flash_attention", "step_tokens") if f"engine.{name}" in given}
-    if not {"engine.threads", "engine.threads_batch"}.isdisjoint(given):
-        fixed.add("threads")
-    if e.kv_type != "f16":
-        fixed.add("flash_attention")  # it cannot do without
-    if not config.optimizations.adaptive_chunks:
-        fixed.add("step_tokens")  # which is not used then
-    threads = e.threads_batch or len(os.sched_getaffinity(0))
-    return Candidate(SOURCE, threads, e.flash_attention, e.step_tokens), frozenset(fixed)
-
-
-def make_job(config: Config, candidate: Candidate, weights: Path, long: int, idle: int) -> Job:
-    """How a trial of `candidate` is run: `long` tokens of a prompt, beside `idle` ones in the pool."""
-    engine = replace(
-        config.engine, flash_attention=candidate.flash_attention, step_tokens=candidate.step_tokens, draft_model=""
-    )
-    if not (engine.threads or engine.threads_batch):
-        engine = replace(engine, threads=candidate.threads, threads_batch=candidate.threads)
-    config = replace(config, engine=engine, model=replace(config.model, path=str(weights)))
-    limits, blueprint = make_limits(config), make_blueprint(config)
-    settings = {**blueprint.settings, "cells": CELLS, "slots": SLOTS, "drafts": 0}
-    guard = 0.0 if limits.pace is None else limits.pace.guard
-    return Job(blueprint.factory, settings, long, idle, min(limits.prefill_chunk, CELLS // 2), guard)
-
-
-def make_engine(config: Config) -> StreamEngine:
-    """The embedded engine, in a child process unless the configuration says otherwise. Raises StartupError."""
-    blueprint = make_blueprint(config)
-    bounds = make_bounds(config)
-    if config.engine.in_process:
-        return LocalEngine(
-            lambda: build(blueprint),
-            make_limits(config),
-            time.monotonic,
-            bounds=bounds,
-            begin=lambda engine, deliver: make_stepper(blueprint, engine, deliver),
-        )
-    environment = engine_environment(config.engine.spin)
-    return WorkerEngine(
-        blueprint,
-        time.monotonic,
-        bounds=bounds,
-        environment=environment,
-        replay=config.optimizations.replay,
-        step_timeout_s=config.engine.step_timeout_s,
-    )
-
-
-def make_model(config: Config, engine: StreamEngine) -> ServedModel:
-    """A started engine with its tokenizer and template. Raises StartupError."""
-    vocabulary: Tokenizer
-    if script_rate(config.model.path) is not None:
-        vocabulary = ScriptedTokenizer()
-    else:
-        vocabulary = Vocabulary.open(Path(config.model.path))
-    template = make_template(config, engine.info)
-    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
-
-
-def make_template(config: Config, info: ModelInfo) -> ChatTemplate:
-    """The model's own chat template, or the usual one. Raises StartupError."""
-    try:
-        return ChatTemplate(
-            info.chat_template or DEFAULT_TEMPLATE,
-            control=info.control,
-            bos=info.bos,
-            eos=info.eos,
-            strftime_now=time.strftime,
-        )
-    except ValueError as error:
-        raise StartupError(f"{config.model.path}: {error}") from error
-
-
-def make_encode(config: Config) -> Encode:
-    """How chats become tokens, without an engine: the vocabulary alone is opened. Raises StartupError.
-
-    `config.model.path` is the path of a file, or that of a scripted model.
-    """
-    tokenizer: Tokenizer
-    if script_rate(config.model.path) is not None:
-        tokenizer, info = ScriptedTokenizer(), ScriptedEngine([], n_ctx=SCRIPT_CONTEXT).info
-    else:
-        tokenizer = vocabulary = Vocabulary.open(Path(config.model.path))
-        info = vocabulary.info(config.model.alias, 0, 0)
-    template, encoder = make_template(config, info), PieceEncoder(tokenizer, max_bytes=ENCODER_BYTES)
-    return lambda messages: encoder.encode(template.render(messages), bos=info.bos, add_bos=info.add_bos)
-
-
-def _changed(path: Path) -> int:
-    """When the model file was made, Unix time in s; 0 if that cannot be told."""
-    try:
-        return int(path.stat().st_mtime)
-    except OSError:
-        return 0
+def _from_store(config: Config, spec: EngineSpec) -> Config:
+    own = for_engine(config, spec)
+    if script_rate(spec.model) is not None:
+        return own
+    path = Store(cache_home() / "models").resolve(spec.model)
+    return replace(own, model=replace(own.model, path=str(path)))

@@ -2,6 +2,8 @@
 
     defaults  <  tuned profile  <  TOML file  <  environment  <  flags          the later source wins
 
+Next to the settings the file may declare engines and aliases; `gateway.spec` says how those tables read.
+
 Rules: the rows are in `settings`. Only this module reads configuration files, environment variables and the XDG paths.
 What cannot be used is refused here, in one line with the field, the value and the bounds; all others may trust a
 `Config`.
@@ -15,10 +17,12 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from headrace.core.errors import StartupError
+from headrace.gateway.spec import EngineSpec, parse_fleet
 from headrace.settings import PREFIX, SECTIONS, SETTINGS, Config, Setting, Value
 
 
@@ -44,27 +48,61 @@ def load(
     values: dict[str, Value] = {}
     for name, value in (tuned or {}).items():
         values[name] = _checked(_find(name, "tuned profile"), value, "tuned profile", text=False)
+    environ = os.environ if environ is None else environ
+    file = _file(file, environ)
     values.update(_given(file, flags, environ))
     config = Config(**{section: kind(**_of(section, values)) for section, kind in SECTIONS.items()})
     _check_together(config)
-    return config
+    if file is None:
+        return config
+    tables = _read_tables(file)
+    engines, aliases = parse_fleet(*(tables.get(name, {}) for name in TABLES), secret=environ.get)
+    for spec in engines:
+        for_engine(config, spec)
+    return replace(config, engines=engines, aliases=aliases)
+
+
+def for_engine(config: Config, spec: EngineSpec) -> Config:
+    """The settings of one engine of ours: the common ones, with its own. Raises StartupError."""
+    place = f"engines.{spec.name}"
+    sections: dict[str, dict[str, Value]] = {}
+    try:
+        for name, value in spec.settings.items():
+            checked = _checked(_find(name, place), value, place, text=False)
+            section, _, key = name.partition(".")
+            sections.setdefault(section, {})[key] = checked
+        own = replace(config, **{name: replace(getattr(config, name), **values) for name, values in sections.items()})
+        _check_together(own)
+    except StartupError as error:
+        raise StartupError(f"{place}: {error.message.replace(f' ({place})', '', 1)}") from None
+    return replace(own, model=replace(config.model, path=spec.model, alias=spec.name), engines=(), aliases=())
+
+
+def secret(variable: str) -> str | None:
+    """The value of an environment variable that a declaration names; None if it is not set."""
+    return os.environ.get(variable)
 
 
 def named(
     *, file: Path | None = None, flags: Mapping[str, Value] | None = None, environ: Mapping[str, str] | None = None
 ) -> frozenset[str]:
     """The settings that the user has set, also to their defaults. Arguments as for `load`. Raises StartupError."""
-    return frozenset(_given(file, flags, environ))
-
-
-def _given(file: Path | None, flags: Mapping[str, Value] | None, environ: Mapping[str, str] | None) -> dict[str, Value]:
-    """What file, environment and flags say, checked one by one."""
     environ = os.environ if environ is None else environ
+    return frozenset(_given(_file(file, environ), flags, environ))
+
+
+def _file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The file that is read: the given one, or the usual one if it is there."""
+    if file is not None:
+        return file
+    home = config_home(environ)
+    usual = None if home is None else home / "config.toml"
+    return usual if usual is not None and usual.is_file() else None
+
+
+def _given(file: Path | None, flags: Mapping[str, Value] | None, environ: Mapping[str, str]) -> dict[str, Value]:
+    """What file, environment and flags say, checked one by one."""
     values: dict[str, Value] = {}
-    if file is None:
-        home = config_home(environ)
-        usual = None if home is None else home / "config.toml"
-        file = usual if usual is not None and usual.is_file() else None
     if file is not None:
         for name, value in _read_file(file):
             values[name] = _checked(_find(name, f"config file {file}"), value, f"config file {file}", text=False)
@@ -93,6 +131,12 @@ def config_home(environ: Mapping[str, str] | None = None) -> Path | None:
     return None if home is None else home / "headrace"
 
 
+def state_home(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where a server keeps what it counted: `$XDG_STATE_HOME/headrace`; None when there is no home directory."""
+    home = _xdg_home(os.environ if environ is None else environ, "XDG_STATE_HOME", ".local/state")
+    return None if home is None else home / "headrace"
+
+
 def _xdg_home(environ: Mapping[str, str], variable: str, usual: str) -> Path | None:
     """The XDG base directory; the standard says that a relative path in the variable counts as not set."""
     given = Path(environ.get(variable, ""))
@@ -104,15 +148,23 @@ def _xdg_home(environ: Mapping[str, str], variable: str, usual: str) -> Path | N
         return None
 
 
+TABLES = ("engines", "aliases")
+"""What a file holds that is no setting."""
+
+
 def _read_file(file: Path) -> Iterator[tuple[str, Any]]:
+    tables = _read_tables(file)
+    return _flatten({name: value for name, value in tables.items() if name not in TABLES}, "")
+
+
+def _read_tables(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
-            tables = tomllib.load(stream)
+            return tomllib.load(stream)
     except OSError as error:
         raise StartupError(f"config file {file}: {(error.strerror or 'cannot be read').lower()}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StartupError(f"config file {file}: not valid TOML: {error}") from None
-    return _flatten(tables, "")
 
 
 def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -193,7 +245,7 @@ def _from_text(kind: type, text: str) -> Value | None:
 
 def _check_together(config: Config) -> None:
     """What no single row can see."""
-    engine, key = config.engine, config.server.key
+    engine, server = config.engine, config.server
     if engine.max_running > engine.slots:
         raise StartupError(
             f"engine.max_running: {engine.max_running} sequences need as many slots, but engine.slots is {engine.slots}"
@@ -202,7 +254,10 @@ def _check_together(config: Config) -> None:
         raise StartupError(f"engine.context: {engine.context} tokens do not fit engine.cells, which is {engine.cells}")
     if engine.kv_type != "f16" and not engine.flash_attention:
         raise StartupError(f"engine.kv_type: {engine.kv_type} needs engine.flash_attention, which is off")
-    if not (key.isascii() and key.isprintable() and " " not in key):
-        raise StartupError("server.key: a header can carry only printable ASCII without spaces")
+    for name, key in (("server.key", server.key), ("server.admin_key", server.admin_key)):
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise StartupError(f"{name}: a header can carry only printable ASCII without spaces")
+    if server.admin_key and server.admin_key == server.key:
+        raise StartupError("server.admin_key: is server.key; clients must not have the key of the admin API")
     if not config.model.path.strip():
         raise StartupError("model.path: is empty; give a name or the path of a GGUF file")

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from headrace.gateway.spec import AliasSpec, EngineSpec
+
 Value = bool | int | float | str
 T = TypeVar("T", bound=Value)
 
@@ -69,11 +71,20 @@ class Server:
     """The HTTP side."""
 
     host: str = _row("127.0.0.1", "", help=
-        "Address to listen on. One that other machines can reach needs `server.key`, or `server.insecure`.")
+        "Address to listen on. One that other machines can reach needs a key, `server.key` or another, or "
+        "`server.insecure`.")
     port: int = _row(8000, "", low=0, high=65535, help="Port to listen on; 0 takes a free one.")
     key: str = _row("", "", secret=True, help=
         "API key that clients must send as a bearer token; empty asks for none. "
         "Rather set its environment variable than a flag: other users can read a command line.")
+    admin_key: str = _row("", "", secret=True, help=
+        "Key of the admin API, which no client key opens. Without it that API answers only on a loopback address, and "
+        "on the main one only while no client needs a key.")
+    admin_host: str = _row("", "", help=
+        "Address of its own for the admin API, health and metrics; empty takes `server.host`. It needs "
+        "`server.admin_port`.")
+    admin_port: int = _row(0, "", low=0, high=65535, help=
+        "Port of its own for the admin API; 0 serves it on the main address.")
     insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
     cors_origins: str = _row("", "", help=
         "Origins whose web pages may call the API from a browser, comma-separated, as `https://chat.example.org`; "
@@ -240,6 +251,28 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """Who may ask, and for how much."""
+
+    store: str = _row("file", "", choices=("file", "redis"), help=
+        "Where keys that `headrace keys` makes are kept, and what they used: files, or the Redis of "
+        "`shared.redis_url`. With `redis` a key is always asked for; with `file` from the first key on.")
+    file: str = _row("", "", help="The file of keys; empty takes `$XDG_CONFIG_HOME/headrace/keys.toml`.")
+    isolate: bool = _row(True, "", help=
+        "Each key, or tenant if it has one, has cached prefixes of its own. Off: all share them, and the time to the "
+        "first token tells one what another has asked.")
+    requests_per_minute: int = _row(0, "requests", low=0, high=100_000_000, help=
+        "For keys without a limit of their own; 0 for none.")
+    tokens_per_minute: int = _row(0, "tokens", low=0, high=100_000_000, help=
+        "Of prompts and answers together, for keys without a limit of their own; 0 for none.")
+    streams: int = _row(0, "requests", low=0, high=100_000, help=
+        "Answered at the same time, streamed or not, for keys without a limit of their own; 0 for no limit.")
+    usage_path: str = _row("", "", help=
+        "Directory for what keys used, a file a day; empty takes `$XDG_STATE_HOME/headrace/usage`.")
+    usage_days: int = _row(400, "days", low=0, high=10_000, help="How long that is kept; 0 keeps nothing.")
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What is written to stderr."""
 
@@ -260,7 +293,12 @@ class Config:
     tiers: Tiers = field(default_factory=Tiers)
     templates: Templates = field(default_factory=Templates)
     shared: Shared = field(default_factory=Shared)
+    keys: Keys = field(default_factory=Keys)
     log: Log = field(default_factory=Log)
+    engines: tuple[EngineSpec, ...] = ()
+    """The tables `[engines.NAME]`. None: one engine of ours that serves `model`."""
+    aliases: tuple[AliasSpec, ...] = ()
+    """The tables `[aliases.NAME]`."""
 
 
 SECTIONS: Mapping[str, type[Any]] = {
@@ -272,6 +310,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "tiers": Tiers,
     "templates": Templates,
     "shared": Shared,
+    "keys": Keys,
     "log": Log,
 }
 

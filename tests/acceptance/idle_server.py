@@ -40,11 +40,11 @@ class IdleEngine:
     async def start(self) -> None:
         pass
 
-    def predict(self, tokens: int, priority: int) -> float:
-        return 0.0
-
     def pin(self, pins: Sequence[Pin]) -> None:
         pass
+
+    def predict(self, tokens: int, priority: int) -> float:
+        return 0.0
 
     async def close(self) -> None:
         pass

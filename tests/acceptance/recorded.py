@@ -2,7 +2,7 @@
 
     recorded({"a": settings, …})   the real App, Service and LocalEngine over llama.cpp: one model a name
 
-Rules: objects are made by `headrace.compose`, as in the program; between stepper and llama.cpp there is a `Recorder`
+Rules: objects are made by `headrace.assembly`, as in the program; between stepper and llama.cpp there is a `Recorder`
 and nothing else.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from acceptance.asking import Asking, Wire
-from headrace.compose import make_blueprint, make_limits, make_model
+from headrace.assembly import make_blueprint, make_limits, make_model
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepEngine
 from headrace.engines.local import LocalEngine

@@ -38,7 +38,13 @@ from headrace.core.limits import Limits
 from headrace.core.plan import Chunk, StepResult
 from headrace.engines.base import StepFailed
 from headrace.engines.local import LocalEngine
+from headrace.gateway.backend import Backend, End, Lease
+from headrace.gateway.fixed import FixedLease
+from headrace.gateway.guard import Guard
+from headrace.gateway.mirror import Mirror
 from headrace.gateway.model import ServedModel
+from headrace.gateway.pool import Route
+from headrace.gateway.spec import MirrorSpec
 from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
@@ -166,9 +172,9 @@ class Scene(Asking):
         """The access log so far."""
         return [json.loads(record.getMessage()) for record in self.log if record.name == LOGGER]
 
-    async def connect(self) -> Wire:
-        """A raw connection; closed with the scene."""
-        wire = await Wire.open(self.port, self.model, self.key)
+    async def connect(self, key: str | None = None) -> Wire:
+        """A raw connection; closed with the scene. `key` instead of its own."""
+        wire = await Wire.open(self.port, self.model, key or self.key)
         self.running.connections.append(wire)
         return wire
 
@@ -210,6 +216,28 @@ class Scene(Asking):
         }
 
 
+class Candidate:
+    """Gets a copy of every request of the scene's model."""
+
+    def __init__(self, backend: Backend, spec: MirrorSpec) -> None:
+        self.routes = {MODEL: Route({}, spec)}
+        self.backend = backend
+        self.ends: list[End] = []
+        """Of its leases."""
+
+    def lease_of(self, name: str) -> Lease:
+        return _CandidateLease(name, self)
+
+
+class _CandidateLease(FixedLease):
+    def __init__(self, name: str, candidate: Candidate) -> None:
+        super().__init__(name, candidate.backend)
+        self._ends = candidate.ends
+
+    def close(self, end: End) -> None:
+        self._ends.append(end)
+
+
 class _Handler(logging.Handler):
     """Keeps records."""
 
@@ -232,6 +260,8 @@ async def scripted(
     shut: bool = False,
     key: str | None = None,
     cors: Cors | None = None,
+    guard: Guard | None = None,
+    aliases: Sequence[str] = (MODEL,),
     limits: Mapping[str, Any] | None = None,
     stream_limits: StreamLimits | None = None,
     body_limit: int = BODY_LIMIT,
@@ -240,12 +270,15 @@ async def scripted(
     clock: Clock = time.monotonic,
     seed: Callable[[], int] | None = None,
     drain_s: float = 30.0,
+    candidate: Candidate | None = None,
     **engine_options: Any,
 ) -> AsyncIterator[Scene]:
     """A server that plays `script` to every request, the control request apart.
 
     `limits`: further fields of the scheduler's `Limits`; `bounds`: of admission's `Bounds`;
     `info`: fields of `ModelInfo` to replace (bos, add_bos, …);
+    `guard`: who may ask what, `key` is then what the scene's own client sends; `aliases`: all of the one model;
+    `candidate`: whom requests are mirrored to;
     `shut`: the gate is shut from the start; `seed`: makes seeds for requests that bring none;
     `engine_options`: cells, slots, batch, fail_at, tokenizer of ScriptedEngine.
     """
@@ -259,12 +292,15 @@ async def scripted(
     await engine.start()
     chat = ChatTemplate(template, control=paced.info.control, bos=paced.info.bos, eos=paced.info.eos)
     encoder = PieceEncoder(paced.tokenizer, max_bytes=1 << 20)
+    mirror = None if candidate is None else Mirror(candidate, clock)
     app = App(
-        {MODEL: ServedModel(engine, paced.tokenizer, chat, encoder)},
-        Metrics({MODEL: engine}),
+        dict.fromkeys(aliases, ServedModel(engine, paced.tokenizer, chat, encoder)),
+        Metrics({MODEL: engine}, mirror=mirror),
         AccessLog(time.time),
+        mirror=mirror,
         key=key,
         cors=cors,
+        guard=guard,
         body_limit=body_limit,
         limits=stream_limits,
         clock=clock,

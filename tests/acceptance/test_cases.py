@@ -13,8 +13,6 @@ CASES = range(1, 68)
 
 TOOLS = "tool calls: refused by name until they exist"
 STRUCTURED = "structured output: refused by name until it exists"
-KEYS = "keys of several tenants; today there is one key for all"
-ENGINES = "several engines behind one name: switching, mirroring"
 RESUME = "resumable streams"
 WIRE = "the checks of proxies that `headrace doctor` makes"
 FRONT = "the client package and its hook; today's page has tests of its own"
@@ -23,13 +21,8 @@ LATER: dict[int, str] = {
     28: TOOLS,
     29: TOOLS,
     31: STRUCTURED,
-    43: KEYS,
     49: RESUME,
     50: RESUME,
-    51: ENGINES,
-    52: ENGINES,
-    53: KEYS,
-    55: KEYS,
     65: WIRE,
     66: FRONT,
     67: FRONT,

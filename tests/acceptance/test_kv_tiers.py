@@ -19,7 +19,7 @@ import pytest
 
 from acceptance.asking import on_loop
 from acceptance.tiered import Served, answering, cached
-from headrace.compose import make_engine
+from headrace.assembly import make_engine
 from headrace.settings import MIB, Config, Engine, Model, Optimizations, Templates, Tiers
 from redis_server import RedisServer, free_port
 from server.socket_client import until

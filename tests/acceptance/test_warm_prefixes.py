@@ -17,7 +17,7 @@ from acceptance.asking import Asking, on_loop
 from acceptance.test_kv_tiers import OTHERS
 from acceptance.tiered import Served, answering, cached
 from acceptance.tiny import tinies
-from headrace.compose import make_blueprint, make_bounds, make_encode, make_limits
+from headrace.assembly import make_blueprint, make_bounds, make_encode, make_limits
 from headrace.engines.local import LocalEngine
 from headrace.engines.worker import build, make_stepper
 from headrace.kv.templates import explain, parse

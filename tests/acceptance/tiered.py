@@ -8,8 +8,9 @@ import time
 from collections.abc import AsyncIterator
 
 from acceptance.asking import Answer, Asking
-from headrace.compose import make_model
+from headrace.assembly import make_model
 from headrace.engines.base import StreamEngine
+from headrace.gateway.guard import Guard
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
@@ -35,13 +36,14 @@ def cached(answer: Answer) -> int:
 
 
 @contextlib.asynccontextmanager
-async def answering(config: Config, engine: StreamEngine) -> AsyncIterator[Served]:
+async def answering(config: Config, engine: StreamEngine, *, guard: Guard | None = None) -> AsyncIterator[Served]:
     """The engine, started, behind a server; closed at the end."""
     await engine.start()
     app = App(
         {"tiny": make_model(config, engine)},
         Metrics({"tiny": engine}),
         AccessLog(time.time),
+        guard=guard,
         seed=itertools.count(1000).__next__,
     )
     try:

@@ -13,18 +13,26 @@ import pytest
 from headrace import tuned
 from headrace.cli import serve
 from headrace.core.errors import StartupError
+from headrace.gateway.spec import EngineSpec
 from headrace.settings import Config
 
 URL = "http://127.0.0.1:8000"
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def prepares() -> list[Callable[[EngineSpec], Config]]:
+    """What the composition root was given to find an engine's settings with."""
+    return []
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, prepares: list[Callable[[EngineSpec], Config]]) -> list[Config]:
     """Configurations that reached the composition root; the server itself is ready at once and ends with status 5."""
     configs: list[Config] = []
 
-    async def fake(config: Config, on_ready: Callable[[str], None]) -> int:
+    async def fake(config: Config, on_ready: Callable[[str], None], *, prepare: Callable[[EngineSpec], Config]) -> int:
         configs.append(config)
+        prepares.append(prepare)
         on_ready(URL)
         return 5
 
@@ -117,3 +125,89 @@ def test_a_tuned_profile_is_served_under_the_same_name(
     assert (config.model.path, config.model.alias) == ("/tuned/x.gguf", "smollm2-135m")
     assert (config.engine.threads, config.engine.threads_batch) == (5, 1), "what the user set wins"
     assert "Headrace: tuned (…)" in capsys.readouterr().err.splitlines()
+
+
+DECLARED = """
+[engines.a]
+kind = "llama"
+model = "smollm2-135m"
+engine = {cells = 4096}
+
+[engines.b]
+kind = "openai"
+url = "http://h"
+model = "big"
+
+[engines.c]
+kind = "llama"
+model = "/x/later.gguf"
+load = false
+
+[aliases.chat]
+engines = {a = 1, b = 1}
+
+[aliases.code]
+engines = {b = 1}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "engines.toml"
+    path.write_text(DECLARED)
+    return path
+
+
+def fetching(fetched: list[str], name: str) -> Path:
+    fetched.append(name)
+    return Path(f"/models/{len(fetched)}.gguf")
+
+
+def test_without_a_model_the_declared_engines_are_served(
+    served: list[Config], file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(serve, "fetch", lambda name: fetching(fetched, name))
+    assert serve.run(file, {}) == 5
+    assert [spec.name for spec in served[0].engines] == ["a", "b", "c"]
+    assert fetched == ["smollm2-135m"], "before the server runs, and only what is loaded at the start"
+    captured = capsys.readouterr()
+    assert "loading a, b …" in captured.err
+    assert "Ready: chat, code" in captured.out
+    assert '"model":"chat"' in captured.out
+
+
+def test_each_engine_of_ours_has_settings_and_a_file_of_its_own(
+    served: list[Config], prepares: list[Callable[[EngineSpec], Config]], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(serve, "fetch", lambda name: fetching(fetched, name))
+    serve.run(file, {"engine.threads": "3"})
+    specs = {spec.name: spec for spec in served[0].engines}
+    own = prepares[0](specs["a"])
+    assert (own.model.path, own.model.alias, own.engine.cells, own.engine.threads) == ("/models/1.gguf", "a", 4096, 3)
+    assert prepares[0](specs["c"]).model.path == "/models/2.gguf"
+    assert prepares[0](specs["a"]).model.path == "/models/3.gguf", "a later load looks again"
+    assert fetched == ["smollm2-135m", "/x/later.gguf", "smollm2-135m"]
+
+
+def test_a_model_that_is_named_is_the_only_one(served: list[Config], file: Path) -> None:
+    serve.run(file, {"model.path": "/x/y.gguf"})
+    assert (served[0].engines, served[0].aliases, served[0].model.alias) == ((), (), "y")
+
+
+def test_a_profile_of_one_engine_is_below_its_own_settings(
+    served: list[Config],
+    prepares: list[Callable[[EngineSpec], Config]],
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def apply(config: Config, cache: Path, model: Path, again: Callable[[dict[str, int]], Config]) -> tuned.Applied:
+        return tuned.Applied(again({"engine.threads": 1, "engine.cells": 512}), Path("/tuned/x.gguf"), "tuned (…)")
+
+    monkeypatch.setattr(tuned, "apply_profile", apply)
+    serve.run(file, {})
+    own = prepares[0](served[0].engines[0])
+    assert (own.model.path, own.engine.threads, own.engine.cells) == ("/tuned/x.gguf", 1, 4096)
+    assert "Headrace: a: tuned (…)" in capsys.readouterr().err.splitlines()

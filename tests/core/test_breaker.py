@@ -26,3 +26,12 @@ def test_the_breaker_doubles_its_wait_and_lets_one_trial_through() -> None:
     assert breaker.allow(now)
     breaker.failure(now)
     assert breaker.allow(now), "the failures before the success are forgotten"
+
+
+def test_it_tells_when_a_trial_is_due() -> None:
+    breaker = Breaker(first=2.0)
+    assert breaker.due(0.0) == 0.0
+    breaker.failure(10.0)
+    assert (breaker.due(10.5), breaker.due(12.0), breaker.due(20.0)) == (1.5, 0.0, 0.0)
+    breaker.success()
+    assert breaker.due(11.0) == 0.0

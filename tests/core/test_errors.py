@@ -10,6 +10,7 @@ TABLE = [
     ("ContextExceeded", 400, "invalid_request_error", "context_length_exceeded"),
     ("Unauthorized", 401, "authentication_error", "invalid_api_key"),
     ("Forbidden", 403, "permission_error", "forbidden"),
+    ("ModelNotAllowed", 403, "permission_error", "model_not_allowed"),
     ("ModelNotFound", 404, "invalid_request_error", "model_not_found"),
     ("RouteNotFound", 404, "invalid_request_error", "not_found"),
     ("MethodNotAllowed", 405, "invalid_request_error", "method_not_allowed"),
@@ -22,6 +23,7 @@ TABLE = [
     ("EngineFailed", 500, "engine_error", "engine_failed"),
     ("UpstreamFailed", 502, "engine_error", "upstream_failed"),
     ("TooSlow", 504, "engine_error", "ttft_timeout"),
+    ("LoadFailed", 502, "engine_error", "load_failed"),
     ("InternalError", 500, "server_error", "internal_error"),
 ]
 
@@ -35,11 +37,12 @@ def test_what_the_caller_sees(name: str, status: int, type_: str, code: str | No
 
 
 def test_the_table_is_complete() -> None:
-    def leaves(kind: type[HeadraceError]) -> set[str]:
-        below = kind.__subclasses__()
-        return set().union(*map(leaves, below)) if below else {kind.__name__}
+    def below(kind: type[HeadraceError]) -> set[str]:
+        kinds = kind.__subclasses__()
+        return {kind.__name__}.union(*map(below, kinds))
 
-    assert leaves(HeadraceError) == {row[0] for row in TABLE} | {"StartupError", "UpstreamRefused"}
+    groups = {"HeadraceError", "RequestError", "ServiceError", "StartupError", "UpstreamRefused", "Unsupported"}
+    assert below(HeadraceError) == {row[0] for row in TABLE} | groups
 
 
 def test_codes_tell_errors_apart() -> None:

@@ -714,6 +714,19 @@ def test_all_tenants_see_what_is_given() -> None:
         assert h.answered([*P, 7], salt="b") == 600
 
 
+def test_a_pin_that_ends_inside_a_block_does_not_make_public_what_follows_it() -> None:
+    with house(ram=2000 * 4) as h:
+        own = [*P, *prompt(80, 5)]
+        h.answered(own)
+        h.rest()
+        h.keeper.pin([pin(P)])
+        h.rest()
+        h.forget()
+        assert h.answered([*own, 7], salt="a") == 600, "the rest of the block was somebody's own text"
+        h.forget()
+        assert h.answered([*own, 7]) == 680
+
+
 def test_what_does_not_fit_is_not_tried_for_ever() -> None:
     with house(ram=100 * 4, miner=Miner()) as h:
         h.keeper.pin([pin(P)])

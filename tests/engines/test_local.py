@@ -161,7 +161,7 @@ def test_close_fails_what_is_live_and_gives_up_the_step() -> None:
             await entered(blocked)
 
     asyncio.run(main())
-    assert events[-1] == Failed(1, "engine_unavailable", "the server is shutting down")
+    assert events[-1] == Failed(1, "engine_unavailable", "the engine was shut down before it had finished this answer")
     assert sum(isinstance(e, Failed) for e in events) == 1
     assert blocked.aborts == 1
     assert blocked.closed

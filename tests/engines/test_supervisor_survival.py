@@ -261,13 +261,14 @@ def test_who_comes_during_the_first_restart_is_queued(fatal: Callable[..., Bluep
         generations = batch(0, 9)
         (expected,) = await undisturbed(fatal(), generations)
         async with serving(fatal(), bounds=Bounds(4)) as engine:
+            assert not engine.restarting
             await engine.kill()
-            assert engine.ready
+            assert (engine.ready, engine.restarting) == (True, True)
             streams = [Stream(engine, g) for g in generations]
             with pytest.raises(Overloaded):
                 Stream(engine, Generation(9, [1], 1))
             assert await answers(streams) == expected
-            assert engine.replayed == 0
+            assert (engine.replayed, engine.restarting) == (0, False)
 
     run(main)
 

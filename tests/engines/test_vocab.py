@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import StartupError
+from headrace.engines.llama_lib import C
 from headrace.engines.vocab import Vocabulary, open_model
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
@@ -136,3 +137,18 @@ def test_a_file_that_was_cut(tmp_path: Path, demo_model: Path, size: int) -> Non
     assert "cannot load" in refusal(path)
     with pytest.raises(StartupError):
         Vocabulary.open(path)
+
+
+def test_its_memory_is_given_back(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, freed = C.llama_model_free, []
+
+    def record(model: object) -> None:
+        freed.append(model)
+        free(model)
+
+    monkeypatch.setattr(C, "llama_model_free", record)
+    vocabulary = Vocabulary.open(demo_model)
+    assert vocabulary.encode("a", special=False)
+    assert not freed
+    del vocabulary
+    assert len(freed) == 1

@@ -152,7 +152,7 @@ def test_tenants_see_their_own_and_what_is_pinned_for_all() -> None:
         assert kept.match(talk(1, 300), "yours").length == 0
         assert kept.match(talk(1, 300), "").length == 256
         assert not {b.key for b in mine} & {b.key for b in common}
-        kept.pin([common[0].key])
+        kept.pin([common[0].key], public=256)
         assert kept.match(talk(1, 300), "yours").length == 256
         assert kept.match(talk(1, 300), "mine").length == 300
 

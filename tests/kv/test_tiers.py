@@ -87,18 +87,33 @@ def test_only_public_ones_are_matched_if_asked() -> None:
     enter(index, conversation((1, 256), (2, 40), (3, 10)))
     tokens = conversation((1, 256), (2, 40), (3, 99))
     assert index.match(tokens, ROOT, public_only=True).length == 0
-    index.pin([public[0].key])
+    keys = [block.key for block in public]
+    index.pin(keys[:1], public=256)
     assert index.match(tokens, ROOT, public_only=True).length == 256
-    index.pin([public[1].key], public=False)
+    index.pin(keys)
     assert index.match(tokens, ROOT, public_only=True).length == 256
-    index.pin([public[1].key])
+    index.pin(keys, public=300)
     assert index.match(tokens, ROOT, public_only=True).length == 296
-    index.unpin([public[1].key])
+    index.unpin(keys)
     assert index.match(tokens, ROOT, public_only=True).length == 296, "pinned for somebody still"
-    index.unpin([public[1].key])
+    index.unpin(keys)
     assert index.match(tokens, ROOT, public_only=True).length == 256
-    index.pin([public[1].key])
+    index.pin(keys, public=300)
     assert index.match(tokens, ROOT).length == 306
+
+
+def test_of_a_block_only_the_pinned_beginning_is_public() -> None:
+    index = BlockIndex()
+    blocks = enter(index, conversation((1, 256), (2, 10), (3, 30)))
+    other = enter(index, conversation((1, 256), (2, 12), (4, 30)))
+    index.pin([block.key for block in blocks], public=266)
+    tokens = conversation((1, 256), (2, 10), (3, 30), (9, 9))
+    assert index.match(tokens, ROOT, public_only=True).length == 266, "what follows was somebody's own text"
+    index.pin([block.key for block in other], public=268)
+    assert index.match(conversation((1, 256), (2, 12), (3, 9)), ROOT, public_only=True).length == 268
+    whole = enter(index, conversation((5, 256)))
+    index.pin([whole[0].key], public=100)
+    assert index.match(conversation((5, 256), (6, 9)), ROOT, public_only=True).length == 100
 
 
 def test_a_block_is_forgotten_with_its_last_tier() -> None:

@@ -169,5 +169,15 @@ def test_refusals_are_counted_by_model_and_reason() -> None:
     }
 
 
+def test_who_is_over_a_limit_is_counted_by_which_one() -> None:
+    one = metrics(m=Engine())
+    for limit in ("requests", "tokens", "tokens"):
+        limited = record(outcome="invalid")
+        limited.limit = limit
+        one.request(limited)
+    values = {name[1]: value for name, value in samples(one).items() if name[0] == "headrace_limited_total"}
+    assert values == {"requests": 1, "tokens": 2, "streams": 0}
+
+
 def test_the_backlog_is_read_at_the_scrape() -> None:
     assert samples(metrics(m=Engine(backlog_tokens=700)))["headrace_backlog_tokens", "m"] == 700

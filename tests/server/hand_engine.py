@@ -10,6 +10,7 @@ from headrace.core.events import Admitted, Delta, Event, Failed, Finished, Finis
 from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StreamEngine
+from headrace.gateway.guard import Guard
 from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -142,6 +143,7 @@ def server(
     *engines: HandEngine,
     clock: Hands | None = None,
     key: str | None = None,
+    guard: Guard | None = None,
     page: Page | None = None,
     body_limit: int = 1 << 20,
     limits: StreamLimits | None = None,
@@ -154,6 +156,7 @@ def server(
         Metrics({engine.info.name: engine for engine in engines}),
         AccessLog(lambda: 1000.0),
         key=key,
+        guard=guard,
         page=page,
         body_limit=body_limit,
         limits=limits,

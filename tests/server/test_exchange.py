@@ -14,6 +14,7 @@ from headrace.core.errors import (
     MethodNotAllowed,
     ModelNotFound,
     Overloaded,
+    RateLimited,
     Unauthorized,
 )
 from headrace.server.exchange import ClientGone, Exchange
@@ -88,6 +89,7 @@ async def test_head_gets_the_headers_of_get() -> None:
         (Unauthorized("m"), 401, "invalid", {b"www-authenticate": b"Bearer"}),
         (MethodNotAllowed("m", allow=("GET", "HEAD")), 405, "invalid", {b"allow": b"GET, HEAD"}),
         (Overloaded("m", retry_after=7), 503, "rejected", {b"retry-after": b"7"}),
+        (RateLimited("m", retry_after=9), 429, "invalid", {b"retry-after": b"9"}),
         (Draining("m"), 503, "rejected", {b"retry-after": b"1", b"connection": b"close"}),
         (EngineFailed("m"), 500, "error", {}),
     ],

@@ -13,10 +13,17 @@ import pytest
 from headrace.core.errors import StartupError
 from headrace.server import launch
 from headrace.server.launch import Service, check_nodelay, listen, raise_file_limit, serve
+from headrace.server.route import Routes
 from server.hand_engine import HandEngine, server
 from server.socket_client import Connection, on_uvloop, serving, until
 
 # The socket ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_its_url() -> None:
+    for host, url in (("127.0.0.1", "http://127.0.0.1"), ("::1", "http://[::1]")):
+        with listen(host, 0, guarded=True) as sock:
+            assert launch.url_of(sock) == f"{url}:{sock.getsockname()[1]}"
 
 
 def test_the_socket_is_made_for_streams() -> None:
@@ -307,3 +314,35 @@ def test_an_engine_that_does_not_close_cannot_hold_a_forced_end(monkeypatch: pyt
             return await running.task
 
     assert launch.run(main()) == 128 + signal.SIGTERM
+
+
+# Beside ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_uvloop
+async def test_another_socket_has_its_own_routes_until_the_last_answer_is_over() -> None:
+    engine = HandEngine()
+    app = server(engine)
+    main, side = [listen("127.0.0.1", 0, guarded=False) for _ in range(2)]
+    ports = [sock.getsockname()[1] for sock in (main, side)]
+    service = Service(app, main, beside={side: Routes(*app.operating)})
+    task = asyncio.create_task(service.run())
+    public, private = [Connection(*await asyncio.open_connection("127.0.0.1", port)) for port in ports]
+    for path, statuses in (("/healthz", (200, 200)), ("/metrics", (200, 200)), ("/v1/models", (200, 404))):
+        for connection, status in zip((public, private), statuses, strict=True):
+            await connection.request("GET", path)
+            head, headers = await connection.head()
+            await connection.reader.readexactly(int(headers["content-length"]))
+            assert head == status, path
+    await public.chat(stream=True)
+    await until(lambda: bool(engine.generations))
+    engine.say("a")
+    await public.head()
+    service.signal(signal.SIGTERM)
+    await private.request("GET", "/healthz")
+    assert (await private.answer())[2]["status"] == "draining"
+    engine.finish()
+    assert await task == 0
+    assert main.fileno() == side.fileno() == -1
+    for connection in (public, private):
+        connection.close()

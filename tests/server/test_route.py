@@ -59,3 +59,14 @@ def test_lists_all_rows() -> None:
 
 def test_an_unknown_path_is_a_404() -> None:
     assert isinstance(not_found(), RouteNotFound)
+
+
+def test_a_row_may_have_a_check_of_its_own_and_a_table_one_for_all() -> None:
+    def of_row(exchange: Exchange) -> None: ...
+
+    def of_table(exchange: Exchange) -> None: ...
+
+    plain, checked = Route("/a", {}), Route("/b", {}, check=of_row)
+    open_table, table = Routes(plain, checked), Routes(plain, checked, check=of_table)
+    assert [open_table.check(row) for row in (plain, checked, None)] == [None, of_row, None]
+    assert [table.check(row) for row in (plain, checked, None)] == [of_table, of_row, of_table]

@@ -16,6 +16,7 @@ from headrace.testing import (
     RecordingSend,
     ScriptedEngine,
     ScriptedTokenizer,
+    counting_tokenizer,
     counting_worker,
     scripted_worker,
 )
@@ -282,3 +283,5 @@ def test_the_counting_worker_counts() -> None:
         ids += drawn(engine.step([drawing(0, len(ids) - 1, ids, 1)])).tokens
     assert b"".join(map(engine.piece, ids[1:])) == b"1 2 3 4 5 6 7 8 9 10 11 12 "
     assert max(ids) < engine.info.n_vocab
+    beside = counting_tokenizer(500)
+    assert [beside.piece(token) for token in ids[1:]] == [engine.piece(token) for token in ids[1:]]

@@ -180,6 +180,9 @@ class Faked:
 
     def pin(self, pins: Sequence[Pin]) -> None: ...
 
+    def predict(self, tokens: int, priority: int) -> float:
+        return 0.0
+
     async def close(self) -> None: ...
 
     def pause(self, rid: int) -> None: ...

@@ -40,7 +40,10 @@ def serve(
     file: Path | None,
     assignments: tuple[str, ...],
 ) -> int:
-    """Serve MODEL over HTTP: a name (see `headrace pull`), hf:ORG/REPO/FILE.gguf or the path of a GGUF file."""
+    """Serve MODEL over HTTP: a name (see `headrace pull`), hf:ORG/REPO/FILE.gguf or the path of a GGUF file.
+
+    Without it: the engines that the configuration file declares, or else the demo model.
+    """
     from headrace.cli import serve as verb
 
     flags = verb.assigned(assignments)
@@ -171,6 +174,122 @@ def templates_explain(config: Config, name: str) -> int:
     from headrace.cli import templates as verb
 
     return verb.explain_one(config, name)
+
+
+_at = click.option("--at", default="", metavar="URL", help="Where its admin API is; default: where the settings say.")
+_file = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+
+
+@headrace.command()
+@click.argument("alias")
+@click.argument("engine")
+@click.option("--weight", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Its share of the requests.")
+@click.option("--model", help="Declare ENGINE first: a name, or the path of a GGUF file.")
+@click.option("--url", help="Declare ENGINE first: an OpenAI-compatible server; --model is the model's name there.")
+@click.option("--family", help="With --model or --url: engines of one family go on with each other's answers.")
+@click.option("--no-wait", is_flag=True, help="Come back at once; the server goes on.")
+@_at
+@_file
+def switch(
+    alias: str,
+    engine: str,
+    weight: float,
+    model: str | None,
+    url: str | None,
+    family: str | None,
+    no_wait: bool,
+    at: str,
+    file: Path | None,
+) -> int:
+    """Let ENGINE of a running server answer ALIAS; back with the same command and the old engine's name."""
+    from headrace.cli import switch as verb
+    from headrace.cli.operator import Operator
+    from headrace.config import load
+
+    declaration = verb.declared(engine, model, url, family)
+    return verb.run(Operator(load(file=file), at), alias, engine, weight, declaration, wait=not no_wait)
+
+
+@headrace.command()
+@_at
+@_file
+def engines(at: str, file: Path | None) -> int:
+    """Show the engines of a running server."""
+    from headrace.cli import engines as verb
+    from headrace.cli.operator import Operator
+    from headrace.config import load
+
+    return verb.run(Operator(load(file=file), at))
+
+
+@headrace.group()
+@click.option("--file", "keys_file", help="The file of keys (keys.file).")
+@click.option("--store", type=click.Choice(("file", "redis")), help="Where they are kept (keys.store).")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
+@click.pass_context
+def keys(context: click.Context, keys_file: str | None, store: str | None, file: Path | None) -> None:
+    """API keys: made, listed and revoked, while servers run."""
+    from headrace.config import load
+
+    named = {"keys.file": keys_file, "keys.store": store}
+    context.obj = load(file=file, flags={name: value for name, value in named.items() if value is not None})
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option("--models", metavar="A,B", help="Aliases that it may use.  [default: all]")
+@click.option("--rpm", type=int, help="Requests a minute, 0 for no limit.  [default: keys.requests_per_minute]")
+@click.option("--tpm", type=int, help="Tokens a minute, 0 for no limit.  [default: keys.tokens_per_minute]")
+@click.option("--streams", type=int, help="Requests at the same time, 0 for no limit.  [default: keys.streams]")
+@click.option("--priority", type=click.Choice(("interactive", "batch")), default="interactive", help="Its best class.")
+@click.option("--tenant", default="", help="Keys of one tenant share cached prefixes and streams.")
+@click.option("--expires", type=click.IntRange(1, 36500), metavar="DAYS", help="It is no longer valid after that.")
+@click.pass_obj
+def keys_add(
+    config: Config,
+    name: str,
+    models: str | None,
+    rpm: int | None,
+    tpm: int | None,
+    streams: int | None,
+    priority: str,
+    tenant: str,
+    expires: int | None,
+) -> int:
+    """Make a key and show it, this once."""
+    from headrace.cli import keys as verb
+
+    rights = {"rpm": rpm, "tpm": tpm, "streams": streams, "priority": priority, "tenant": tenant}
+    return verb.add(config, name, verb.listed(models), rights, expires)
+
+
+@keys.command("list")
+@click.pass_obj
+def keys_list(config: Config) -> int:
+    """Say what each key may do."""
+    from headrace.cli import keys as verb
+
+    return verb.show_all(config)
+
+
+@keys.command("show")
+@click.argument("name")
+@click.pass_obj
+def keys_show(config: Config, name: str) -> int:
+    """Say everything that is known of a key; the key itself is not."""
+    from headrace.cli import keys as verb
+
+    return verb.show(config, name)
+
+
+@keys.command("revoke")
+@click.argument("name")
+@click.pass_obj
+def keys_revoke(config: Config, name: str) -> int:
+    """Make a key invalid; servers know within seconds."""
+    from headrace.cli import keys as verb
+
+    return verb.revoke(config, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,8 +17,9 @@ from rich.text import Text
 from headrace import __version__
 from headrace.cli.output import console
 from headrace.cli.pull import fetch
-from headrace.config import cache_home, load
+from headrace.config import cache_home, for_engine, load
 from headrace.core.errors import StartupError
+from headrace.gateway.spec import EngineSpec
 from headrace.models import alias_of, script_rate
 from headrace.settings import Config, Value
 
@@ -39,21 +40,40 @@ def assigned(assignments: Sequence[str]) -> dict[str, Value]:
 def run(file: Path | None, flags: Mapping[str, Value]) -> int:
     """The verb; gives the exit status. Raises StartupError."""
     config = load(file=file, flags=flags)
-    name = config.model.path
-    path, note = name, ""
-    if not script_rate(name):
-        from headrace.tuned import apply_profile
+    if "model.path" in flags:  # a model that is named here is the only one
+        config = dataclasses.replace(config, engines=(), aliases=())
 
-        tuned = apply_profile(
-            config, cache_home(), fetch(name), lambda settings: load(file=file, flags=flags, tuned=settings)
-        )
-        config, path, note = tuned.config, str(tuned.path), tuned.note
-    model = dataclasses.replace(config.model, path=path, alias=config.model.alias or alias_of(name))
-    config = dataclasses.replace(config, model=model)
+    def again(settings: Mapping[str, Value]) -> Config:
+        return load(file=file, flags=flags, tuned=settings)
+
+    def prepare(spec: EngineSpec) -> Config:
+        """An engine's settings, its model fetched, and its tuned profile applied."""
+        own, note = _applied(for_engine(config, spec), lambda settings: for_engine(again(settings), spec))
+        if note:
+            err.print(f"Headrace: {spec.name}: {note}")
+        return own
+
+    prepared: dict[str, tuple[EngineSpec, Config]] = {}
+
+    def known(spec: EngineSpec) -> Config:
+        before = prepared.pop(spec.name, None)
+        return before[1] if before is not None and before[0] == spec else prepare(spec)
+
     err = console(sys.stderr)
-    err.print(f"Headrace {__version__}: loading {model.alias} …")
-    if note:
-        err.print(f"Headrace: {note}")
+    if config.engines:
+        names = [spec.name for spec in config.engines if spec.load]
+        err.print(f"Headrace {__version__}: loading {', '.join(names) or 'no engine'} …")
+        # Before the server runs: who waits for a download can stop it with Ctrl-C.
+        ours = [spec for spec in config.engines if spec.load and spec.kind == "llama"]
+        prepared = {spec.name: (spec, prepare(spec)) for spec in ours}
+    else:
+        alias = config.model.alias or alias_of(config.model.path)
+        config, note = _applied(config, again)
+        model = dataclasses.replace(config.model, alias=alias)
+        config = dataclasses.replace(config, model=model, engines=(), aliases=())
+        err.print(f"Headrace {__version__}: loading {alias} …")
+        if note:
+            err.print(f"Headrace: {note}")
 
     from headrace.compose import serve
 
@@ -61,13 +81,27 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
         console(sys.stdout).print(welcome(config, url))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(config, ready))
+        return runner.run(serve(config, ready, prepare=known))
+
+
+def _applied(config: Config, again: Callable[[Mapping[str, Value]], Config]) -> tuple[Config, str]:
+    """`config`, its model a file that is there, and tuned for it if it was, and what is to be said of that; `again`
+    makes it anew with a profile's settings. Raises StartupError."""
+    if script_rate(config.model.path):
+        return config, ""
+    from headrace.tuned import apply_profile
+
+    tuned = apply_profile(config, cache_home(), fetch(config.model.path), again)
+    return dataclasses.replace(
+        tuned.config, model=dataclasses.replace(tuned.config.model, path=str(tuned.path))
+    ), tuned.note
 
 
 def welcome(config: Config, url: str) -> Text:
     """What to do next. The key itself is never shown."""
     base = _reachable(url)
-    alias, has_key = config.model.alias, bool(config.server.key)
+    aliases = [spec.name for spec in config.aliases] if config.engines else [config.model.alias]
+    alias, has_key = aliases[0] if aliases else "NAME", bool(config.server.key)
     body = {"model": alias, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
     key = '-H "Authorization: Bearer $HEADRACE_SERVER_KEY" ' if has_key else ""
     curl = (
@@ -77,7 +111,7 @@ def welcome(config: Config, url: str) -> Text:
     secret = 'os.environ["HEADRACE_SERVER_KEY"]' if has_key else '"none"'
     sdk = f'OpenAI(base_url="{base}/v1", api_key={secret})'
     text = Text()
-    text.append("Ready: ", "bold green").append(alias, "bold").append("\n\n")
+    text.append("Ready: ", "bold green").append(", ".join(aliases) or "no alias yet", "bold").append("\n\n")
     for label, value, style in (("Chat page", base + "/", "cyan"), ("curl", curl, ""), ("OpenAI SDK", sdk, "")):
         text.append(f"  {label:<12}", "dim").append(value, style).append("\n")
     return text.append("\nCtrl-C stops it; running answers are finished first.", "dim")

@@ -95,7 +95,7 @@ def tokenizing(config: Config) -> Encode:
     name = config.model.path
     path = name if script_rate(name) else str(fetch(name))
 
-    from headrace.compose import make_encode
+    from headrace.assembly import make_encode
 
     return make_encode(dataclasses.replace(config, model=dataclasses.replace(config.model, path=path)))
 

@@ -17,9 +17,9 @@ from rich.status import Status
 from rich.table import Table
 
 from headrace import tuned
+from headrace.assembly import make_candidate, make_job, make_pace
 from headrace.cli.output import console
 from headrace.cli.pull import fetch
-from headrace.compose import make_candidate, make_job, make_pace
 from headrace.config import cache_home, engine_environment
 from headrace.core.errors import StartupError
 from headrace.core.quantisation import SOURCE, TARGETS, Format, format_name

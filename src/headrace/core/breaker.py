@@ -23,6 +23,10 @@ class Breaker:
         """Would a call be let through?"""
         return not self.open or (not self._trying and now >= self._until)
 
+    def due(self, now: float) -> float:
+        """Seconds until a trial is let through; 0: none is waited for, or it is now."""
+        return max(0.0, self._until - now) if self.open else 0.0
+
     def allow(self, now: float) -> bool:
         """May a call be made? Its outcome must be told."""
         allowed = self.ready(now)

@@ -3,10 +3,12 @@
     HeadraceError
      ├─ RequestError             the caller's request cannot be served as it stands: 4xx, says which field
      │   ├─ InvalidRequest       400  a field is wrong
+     │   │   └─ Unsupported      400  this engine cannot do that; another one may
      │   ├─ ContextExceeded      400  prompt and answer do not fit the context; both numbers are in the message
      │   ├─ UpstreamRefused      4xx  the engine behind us says so, in its words
      │   ├─ Unauthorized         401
      │   ├─ Forbidden            403  the key may not do this
+     │   │   └─ ModelNotAllowed  403  … use this model
      │   ├─ ModelNotFound        404
      │   ├─ RouteNotFound        404
      │   ├─ MethodNotAllowed     405
@@ -19,7 +21,8 @@
      │   ├─ Draining             503  the server is shutting down
      │   ├─ EngineFailed         500  the engine broke while it worked on this request
      │   ├─ UpstreamFailed       502  a server behind us did not answer, or not in a way that makes sense
-     │   └─ TooSlow              504  the engine gave no text in time, and there is no other
+     │   ├─ TooSlow              504  the engine gave no text in time, and there is no other
+     │   └─ LoadFailed           502  an engine that was to be switched to did not come up; nothing has changed
      ├─ InternalError            500  a fault of ours; details are in the log only
      └─ StartupError             the process cannot start: one line on stderr, exit code 2
 
@@ -33,6 +36,9 @@ from typing import Literal, get_args
 Reason = Literal["queue_full", "queue_tokens", "deadline", "queue_timeout"]
 """Why a request was refused although nothing is wrong with it."""
 REASONS: tuple[Reason, ...] = get_args(Reason)
+Limit = Literal["requests", "tokens", "streams"]
+"""Of what a key has a limited amount."""
+LIMITS: tuple[Limit, ...] = get_args(Limit)
 
 
 class HeadraceError(Exception):
@@ -59,6 +65,10 @@ class InvalidRequest(RequestError):
     """A field is missing, of the wrong type or out of range."""
 
 
+class Unsupported(InvalidRequest):
+    """Right, and nothing that this engine can do; another one may."""
+
+
 class ContextExceeded(RequestError):
     """The prompt leaves no room for an answer."""
 
@@ -79,6 +89,12 @@ class Forbidden(RequestError):
     status = 403
     type = "permission_error"
     code = "forbidden"
+
+
+class ModelNotAllowed(Forbidden):
+    """There is such a model, and it is not for this key."""
+
+    code = "model_not_allowed"
 
 
 class ModelNotFound(RequestError):
@@ -121,15 +137,16 @@ class Conflict(RequestError):
 
 
 class RateLimited(RequestError):
-    """The caller is over a limit of its own. `retry_after` in whole seconds, at least 1."""
+    """The caller is over a limit of its own. `retry_after` in whole seconds, at least 1; `limit`: which one."""
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: int, param: str | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: int, limit: Limit | None = None, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after = max(1, retry_after)
+        self.limit = limit
 
 
 class UpstreamRefused(RequestError):
@@ -205,6 +222,15 @@ class TooSlow(ServiceError):
     status = 504
     type = "engine_error"
     code = "ttft_timeout"
+
+
+class LoadFailed(ServiceError):
+    """An engine could not be loaded or warmed. The message is its reason."""
+
+    status = 502
+    type = "engine_error"
+    code = "load_failed"
+    retry_after = None
 
 
 class InternalError(HeadraceError):

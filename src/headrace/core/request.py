@@ -175,6 +175,8 @@ class Ask:
     """The tenant; see Generation."""
     told: Told | None = None
     """None: from the beginning."""
+    request_id: str = ""
+    """Handed on to a server behind us; fit for a header."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,8 @@ class Keeper:
         if hit.length < len(tokens):
             return False
         self._pins[tokens] = keys = tuple(part.block.key for part in hit.parts)
-        self._store.pin(keys, public=tokens in self._given)
+        # The last block may go on with what somebody wrote: that is for nobody else.
+        self._store.pin(keys, public=len(tokens) if tokens in self._given else 0)
         if hit.cold:
             self._store.fetch(keys, lambda _: None)
         return True

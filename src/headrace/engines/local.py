@@ -78,7 +78,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         stepper, self._stepper = self._stepper, None
-        self._streams.fail_all("engine_unavailable", "the server is shutting down")
+        self._streams.fail_all("engine_unavailable", "the engine was shut down before it had finished this answer")
         if stepper is not None:
             await asyncio.get_running_loop().run_in_executor(None, stepper.close)
 

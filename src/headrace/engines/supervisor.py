@@ -128,6 +128,11 @@ class WorkerEngine:
         return self._up or self._back_soon
 
     @property
+    def restarting(self) -> bool:
+        """The worker died, and who comes now waits for the next one."""
+        return self._back_soon
+
+    @property
     def info(self) -> ModelInfo:
         """Raises EngineUnavailable before the first start; known while the worker restarts."""
         if self._info is None:
@@ -156,7 +161,7 @@ class WorkerEngine:
             if timer is not None:
                 timer.cancel()
         self._quarantine.acquit()
-        self._streams.fail_all("engine_unavailable", "the server is shutting down")
+        self._streams.fail_all("engine_unavailable", "the engine was shut down before it had finished this answer")
         if self._started is not None and not self._started.done():
             self._started.set_exception(StartupError("stopped while the model was loading"))
         if self._transport is not None:

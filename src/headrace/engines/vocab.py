@@ -7,6 +7,7 @@ whole model.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,12 @@ class Vocabulary:
 
     @classmethod
     def open(cls, path: Path) -> Vocabulary:
-        """Only the vocabulary of a file. Raises StartupError."""
-        return cls(open_model(path, vocab_only=True))
+        """Only the vocabulary of a file; its memory is given back with the object. Raises StartupError."""
+        model = open_model(path, vocab_only=True)
+        vocabulary = cls(model)
+        # At the exit of the process nobody needs it back, and the library may be gone before.
+        weakref.finalize(vocabulary, C.llama_model_free, model).atexit = False
+        return vocabulary
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of `text`, no BOS added."""

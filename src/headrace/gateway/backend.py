@@ -20,8 +20,8 @@ from headrace.engines.base import EngineStats, Lives
 
 Kind = Literal["llama", "openai"]
 End = Literal["ok", "cancelled", "refused", "failed", "slow"]
-"""How an attempt ended: with all of its answer; its client left; it was refused for what the client asked, which says
-nothing of the engine; it broke off or did not take it; it gave no text in time."""
+"""How an attempt ended: with all of its answer; its client left; it was refused for what the client asked or because
+our own queue is full, which says nothing of the engine; it broke off or did not take it; it gave no text in time."""
 
 
 @dataclass(frozen=True, slots=True)

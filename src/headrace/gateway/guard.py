@@ -1,4 +1,4 @@
-"""Who may ask what: the port behind which keys and limits stand, and the two simplest guards.
+"""Who may ask what: the port behind which keys and limits stand (`keyring_guard`), and the two simplest guards.
 
     header ── identify ──▶ Caller ── admit(request) ──▶ Permit ── close(usage) ──▶ booked
               401                    403, 429
@@ -15,6 +15,7 @@ from typing import Protocol
 
 from headrace.core.errors import Unauthorized
 from headrace.core.request import INTERACTIVE, Ask
+from headrace.observe.record import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ ANYBODY = Caller()
 class Permit(Protocol):
     """An admitted request."""
 
-    def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
-        """It is over, and cost that much. Only the first call counts."""
+    def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, outcome: Outcome) -> None:
+        """It is over, that way, and cost that much. Only the first call counts."""
         ...
 
 
@@ -57,7 +58,7 @@ class Guard(Protocol):
 class NoPermit:
     """Nothing is booked."""
 
-    def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
+    def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, outcome: Outcome) -> None:
         pass
 
 

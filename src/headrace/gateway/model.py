@@ -8,10 +8,10 @@ another engine began goes on from the exact token if the tokens are known, else 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from headrace.core.tokenizer import Tokenizer
 from headrace.engines.base import EngineStats, Lives, StreamEngine
 from headrace.gateway.backend import Kind, Sink, Work
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
+from headrace.protocol.fields import Field, boolean
+from headrace.protocol.messages import parse_messages
 from headrace.protocol.openai import parse_chat, parse_completion
 
 LONG_TEXT = 20_000
@@ -29,6 +31,8 @@ LONG_TEXT = 20_000
 THREADS = 2
 BYTES_PER_TOKEN = 3.5
 """Of a request's body, for predictions: prose has 4 to 5 a token, code and JSON 2 to 3."""
+
+ADD_SPECIAL: Field[bool] = Field("add_special_tokens", boolean, True)
 
 T = TypeVar("T")
 
@@ -112,6 +116,23 @@ class ServedModel:
 
     def predict(self, size: int, shared: float, priority: int) -> float:
         return self.engine.predict(int(size / BYTES_PER_TOKEN * (1.0 - shared)) + 1, priority)
+
+    async def tokens(self, fields: Mapping[str, Any]) -> list[int]:
+        """Ids of `messages`, rendered, or of the text `prompt`. Raises InvalidRequest."""
+        chat, text = fields.get("messages"), fields.get("prompt")
+        if (chat is None) == (text is None) or not isinstance(text, str | None):
+            raise InvalidRequest("give either messages, or prompt as one text", param="prompt")
+        if chat is not None:
+            messages = parse_messages(chat)
+            size = sum(len(message.content) for message in messages)
+            return await self._run(size, lambda: self.prepare_chat(ChatRequest("", messages, Options())))
+        assert text is not None
+        info, special = self.engine.info, ADD_SPECIAL.read(fields)
+        bos = info.bos if special else None
+        return await self._run(
+            len(text),
+            lambda: self._encoder.encode_raw(text, parse_special=False, bos=bos, add_bos=special and info.add_bos),
+        )
 
     def _continued(self, work: Work, told: Told) -> Work:
         """`work`, from where its reader is. Raises EngineUnavailable if that cannot be told exactly."""

@@ -45,7 +45,7 @@ class SharedRedis:
         except ValueError:
             raise StartupError("shared.redis_url: should read redis://HOST:PORT/DB or rediss://…") from None
         self._clock = clock
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._breaker = Breaker()
         self._logged = -LOG_EVERY_S
         self.errors = 0
@@ -64,7 +64,7 @@ class SharedRedis:
         if not self._breaker.allow(self._clock()):
             return None
         try:
-            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+            async with asyncio.timeout(self.timeout_s if timeout_s is None else timeout_s):
                 value = await make(self.client)
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)

@@ -137,10 +137,10 @@ class Store:
             self._counts.update(restores=1, restored_tokens=tokens)
             self._restore_s += seconds
 
-    def pin(self, keys: Iterable[bytes], *, public: bool = True) -> None:
+    def pin(self, keys: Iterable[bytes], *, public: int = 0) -> None:
         """Give these up for nothing, whether known yet or not. A chain is pinned by all of its keys.
 
-        `public`: those of no salt may be used by all others too.
+        `public`: so many tokens of the chain, which is of no salt, may be used by all others too.
         """
         with self._lock:
             self._index.pin(keys, public=public)

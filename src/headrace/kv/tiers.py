@@ -132,8 +132,8 @@ class BlockIndex:
         self._order: dict[Tier, OrderedDict[bytes, None]] = {"ram": OrderedDict(), "ssd": OrderedDict()}
         """Keys from the longest unused to the last used."""
         self._pins: Counter[bytes] = Counter()
-        self._public: set[bytes] = set()
-        """Those of them that any salt may use."""
+        self._public: dict[bytes, int] = {}
+        """Those of them that any salt may use → how many of the block's tokens, from its beginning."""
 
     def __repr__(self) -> str:
         return f"<BlockIndex [{self.count('ram')} in RAM, {self.count('ssd')} on disk]>"
@@ -199,7 +199,7 @@ class BlockIndex:
         parent, start = root, 0
         while start < len(tokens):
             packed = pack(tokens[start : start + BLOCK])
-            key, common = self._closest(parent, packed, public_only)
+            key, common = self._closest_public(parent, packed) if public_only else self._closest(parent, packed)
             entry = self._entries.get(key)
             if entry is None:
                 break
@@ -210,18 +210,21 @@ class BlockIndex:
             parent = key
         return Hit(start, tuple(parts)) if start else NOTHING
 
-    def _closest(self, parent: bytes, packed: bytes, public_only: bool) -> tuple[bytes, int]:
+    def _closest(self, parent: bytes, packed: bytes) -> tuple[bytes, int]:
         """(key, common tokens) of the child that shares the longest beginning with `packed`; (b"", 0) if none does."""
-        if len(packed) == 4 * BLOCK and (key := chain(parent, packed)) in (
-            self._public if public_only else self._entries
-        ):
+        if len(packed) == 4 * BLOCK and (key := chain(parent, packed)) in self._entries:
             return key, BLOCK
         siblings = self._children.get(parent, [])
-        if public_only:
-            siblings = [sibling for sibling in siblings if sibling[1] in self._public]
         i = bisect_left(siblings, (packed, b""))
         near = [(common_tokens(tokens, packed), key) for tokens, key in siblings[max(0, i - 1) : i + 1]]
         common, key = max(near, default=(0, b""))
+        return (key, common) if common else (b"", 0)
+
+    def _closest_public(self, parent: bytes, packed: bytes) -> tuple[bytes, int]:
+        """The same among what any salt may use: behind the end of a pinned prefix a block holds somebody's own text."""
+        # Not only neighbours: one that has less in common may be public for more.
+        public = [(tokens, key) for tokens, key in self._children.get(parent, ()) if key in self._public]
+        common, key = max(((min(common_tokens(t, packed), self._public[k]), k) for t, k in public), default=(0, b""))
         return (key, common) if common else (b"", 0)
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -235,17 +238,17 @@ class BlockIndex:
         """What the tier may give up, in that order. The index must not change between two of them."""
         return (self._entries[key] for key in self._order[tier] if key not in self._pins)
 
-    def pin(self, keys: Iterable[bytes], *, public: bool = True) -> None:
-        """Keep these, known or not yet, until `unpin` was called as often."""
+    def pin(self, keys: Iterable[bytes], *, public: int = 0) -> None:
+        """Keep a chain, known or not, until as many `unpin`. `public`: tokens of it that are for any salt."""
         keys = tuple(keys)
         self._pins.update(keys)
-        if public:
-            self._public.update(keys)
+        for start, key in zip(range(0, public, BLOCK), keys, strict=False):
+            self._public[key] = max(self._public.get(key, 0), min(BLOCK, public - start))
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         self._pins.subtract(keys)
         self._pins = +self._pins
-        self._public &= self._pins.keys()
+        self._public = {key: length for key, length in self._public.items() if key in self._pins}
 
     def pinned(self, key: bytes) -> bool:
         return key in self._pins

@@ -3,7 +3,7 @@
 Counts of requests are kept here, on the event loop's thread and without locks; what an engine knows (its queue, its
 cells, its tokens) is read from it at the moment of a scrape, so no gauge can go stale. One collector in a registry
 of its own yields all families: two servers in one process do not meet. Label values are our own names only: routes
-of the path table, outcomes, stages, served models.
+of the path table, outcomes, stages, served models, declared engines.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import Metric
 
 from headrace import __version__
-from headrace.core.errors import REASONS
+from headrace.core.errors import LIMITS, REASONS
 from headrace.core.timeline import STAGES
 from headrace.engines.base import EngineStats, Lives
+from headrace.observe.fleet_metrics import Mirrors, Standings, fleet_families, mirror_family
 from headrace.observe.histogram import Histogram
 from headrace.observe.record import Record
 from headrace.observe.tier_metrics import tier_families
@@ -84,12 +85,22 @@ class Measured(Protocol):
 
 
 class Metrics:
-    """`engines`: name → engine, read anew at each scrape."""
+    """`engines`: name → engine, and `fleet`: all that are declared; both read anew at each scrape."""
 
-    def __init__(self, engines: Mapping[str, Measured], *, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, Measured],
+        *,
+        fleet: Standings | None = None,
+        mirror: Mirrors | None = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         self._engines = engines
+        self._fleet = fleet
+        self._mirror = mirror
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._limited: Counter[str] = Counter()
         self._ttft = Histogram(TTFT_BOUNDS)
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
         self._itl = Histogram(ITL_BOUNDS)
@@ -105,6 +116,8 @@ class Metrics:
         self._requests[record.route, record.outcome] += 1
         if record.reason is not None and record.model is not None:
             self._refused[record.model, record.reason] += 1
+        if record.limit is not None:
+            self._limited[record.limit] += 1
         ttft = record.timeline.ttft()
         for stage, ms in record.timeline.stages().items():
             # The last stage of a whole answer spans all its decoding; only a stream's says how long delivery takes.
@@ -134,6 +147,14 @@ class Metrics:
             requests.add_metric(labels, count)
         yield requests
         yield self._refusals()
+        limited = CounterMetricFamily(
+            "headrace_limited",
+            f"Requests refused because their key is over a limit; reason is one of {', '.join(LIMITS)}.",
+            labels=("reason",),
+        )
+        for limit in LIMITS:
+            limited.add_metric((limit,), self._limited[limit])
+        yield limited
         yield _histogram("headrace_ttft_seconds", "First byte of a streamed request to its first text.", self._ttft)
         stages = HistogramMetricFamily("headrace_stage_seconds", "Time to the first text by stage.", labels=("stage",))
         for stage, histogram in self._stages.items():
@@ -143,6 +164,8 @@ class Metrics:
         yield _histogram("headrace_event_loop_lag_seconds", "How late timers ran while streams were open.", self._lag)
         yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
         yield from self._of_engines()
+        yield from fleet_families(self._fleet)
+        yield mirror_family(self._mirror)
 
     def _build(self) -> Metric:
         build = InfoMetricFamily("headrace_build", "The version that runs.")
@@ -155,7 +178,8 @@ class Metrics:
             f"Requests refused because of the queue; reason is one of {', '.join(REASONS)}.",
             labels=("model", "reason"),
         )
-        for labels in sorted({(name, reason) for name in self._engines for reason in REASONS} | self._refused.keys()):
+        names = self._engines if self._fleet is None else self._fleet.aliases
+        for labels in sorted({(name, reason) for name in names for reason in REASONS} | self._refused.keys()):
             refused.add_metric(labels, self._refused[labels])
         return refused
 

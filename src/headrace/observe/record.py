@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.core.errors import HeadraceError, Reason, RequestError, ServiceError
+from headrace.core.errors import HeadraceError, Limit, Reason, RequestError, ServiceError
 from headrace.core.timeline import Timeline
 
 Outcome = Literal["ok", "error", "cancelled", "rejected", "invalid"]
@@ -34,6 +34,8 @@ class Record:
     outcome: Outcome = "ok"
     reason: Reason | None = None
     """Why it was refused, if the queue was the reason."""
+    limit: Limit | None = None
+    """Why it was refused, if a limit of its key was the reason."""
     model: str | None = None
     """A served name; `OTHER` if the client asked for one that is not served; None if the route has no model."""
     engine: str | None = None

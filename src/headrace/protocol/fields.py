@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, Unsupported
 from headrace.core.request import Decay
 
 T = TypeVar("T")
@@ -206,6 +206,6 @@ def unsupported(feature: str, *harmless: Any) -> Parser[None]:
 
     def parse(name: str, value: Any) -> None:
         if value not in harmless:
-            raise InvalidRequest(f"{name}: {feature} not supported yet; leave this field out", param=name)
+            raise Unsupported(f"{name}: {feature} not supported yet; leave this field out", param=name)
 
     return parse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.errors import InvalidRequest
+from headrace.core.errors import InvalidRequest, Unsupported
 from headrace.core.request import Message
 from headrace.protocol.fields import shown, wrong
 
@@ -68,7 +68,7 @@ def _part(at: str, part: Any) -> str:
     if not isinstance(part, dict):
         raise _refuse(at, "an object", part)
     if part.get("type") != "text":
-        raise InvalidRequest(f'{at}: only parts of the type "text" are supported yet', param="messages")
+        raise Unsupported(f'{at}: only parts of the type "text" are supported yet', param="messages")
     if not isinstance(part.get("text"), str):
         raise _refuse(f"{at}.text", "a string", part.get("text"))
     return str(part["text"])

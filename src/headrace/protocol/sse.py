@@ -30,15 +30,16 @@ def event(data: bytes) -> bytes:
 
 def json_string(text: str) -> bytes:
     """`text` as a JSON string, quotes included, safe inside an event."""
-    return _encode(text) if text.isascii() else _escaped(_encode(text))
+    return _encode(text) if text.isascii() else escaped(_encode(text))
 
 
 def json_value(value: Any) -> bytes:
     """Any JSON value, compact, safe inside an event. A number that is not finite becomes null."""
-    return _escaped(_encode(value))
+    return escaped(_encode(value))
 
 
-def _escaped(data: bytes) -> bytes:
+def escaped(data: bytes) -> bytes:
+    """JSON in UTF-8 without the characters at which some clients split."""
     # Outside strings JSON is ASCII, and UTF-8 never hides one character in another: replacing bytes is exact.
     for raw, escape in _SEPARATORS:
         if raw in data:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,22 +23,35 @@ import msgspec
 
 from headrace import __version__
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError, InternalError, ModelNotFound
-from headrace.core.request import Ask
+from headrace.core.errors import (
+    Draining,
+    EngineUnavailable,
+    HeadraceError,
+    InternalError,
+    ModelNotAllowed,
+    ModelNotFound,
+    RouteNotFound,
+    Unsupported,
+)
+from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.mirror import Mirror, Shadow
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
-from headrace.observe.record import OTHER
+from headrace.observe.record import OTHER, Outcome, outcome_of
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Attempts
 from headrace.server.body import read_body
 from headrace.server.cors import Cors
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
+from headrace.server.mirroring import compare
 from headrace.server.page import Page
+from headrace.server.recent import Recent
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
 from headrace.server.ticker import Ticker
@@ -52,9 +65,9 @@ log = logging.getLogger(__name__)
 class App:
     """The ASGI callable. `fleet`: aliases and engines; a mapping of models is one where each is its own alias.
 
-    `guard`: who may ask what; `key` is short for a guard with one key, None: no key is asked for. `clock` in s as for
-    everything else, `wall` Unix time in s; `new_id` makes the random part of ids, `seed` a seed for requests that bring
-    none.
+    `rows`: further ones of the path table. `guard`: who may ask what; `key` is short for a guard with one key, None: no
+    key is asked for. `clock` in s as for everything else, `wall` Unix time in s; `new_id` makes the random part of ids,
+    `seed` a seed for requests that bring none.
     """
 
     def __init__(
@@ -65,8 +78,10 @@ class App:
         *,
         key: str | None = None,
         guard: Guard | None = None,
+        mirror: Mirror | None = None,
         page: Page | None = None,
         cors: Cors | None = None,
+        rows: Iterable[Route] = (),
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
         clock: Clock = time.monotonic,
@@ -79,6 +94,7 @@ class App:
         self.ticker = Ticker(clock, lag=metrics.lag)
         self._access_log = access_log
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
+        self._mirror = mirror
         self._page = page
         self._cors = cors
         self._body_limit = body_limit
@@ -89,19 +105,27 @@ class App:
         self._seed = seed
         self._rids = itertools.count(1)
         self._live: set[Live] = set()
+        self._recent = Recent()
         self._draining = False
         self._quiet = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="headrace-parse")
+        self.operating = (
+            Route("/healthz", {"GET": self._health}, public=True),
+            Route("/health", {"GET": self._health}, public=True),
+            Route("/readyz", {"GET": self._readiness}, public=True),
+            Route("/metrics", {"GET": self._metrics}),
+        )
+        """The rows that an address for operators has too."""
         self.routes = Routes(
             Route("/v1/models", {"GET": self._list_models}),
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
-            Route("/healthz", {"GET": self._health}, public=True),
-            Route("/health", {"GET": self._health}, public=True),
-            Route("/readyz", {"GET": self._readiness}, public=True),
-            Route("/metrics", {"GET": self._metrics}),
+            Route("/tokenize", {"POST": self._tokenize}),
+            Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/", {"GET": self._show_page}, public=True),
+            *self.operating,
+            *rows,
         )
 
     # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,12 +157,16 @@ class App:
     # The way of a request ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.serve(self.routes, scope, receive, send)
+
+    async def serve(self, routes: Routes, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request to an address that has these routes."""
         first_byte = self._clock()
         if scope["type"] != "http":
             raise NotImplementedError(f"only HTTP is served, not {scope['type']}")
         exchange = Exchange(scope, receive, send, first_byte=first_byte, new_id=self._new_id)
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, routes)
         except ClientGone:
             exchange.record.outcome = "cancelled"
         except asyncio.CancelledError:
@@ -146,13 +174,15 @@ class App:
             raise
         finally:
             exchange.record.total_s = self._clock() - first_byte
+            if exchange.record.engine is not None:
+                self._recent.add(exchange.caller.name, exchange.record)
             self.metrics.request(exchange.record)
             self._access_log.write(exchange.record)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, routes: Routes) -> None:
         """Handle, and refuse if that fails. Raises ClientGone."""
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(exchange, routes)
             return
         except ClientGone:
             raise
@@ -167,8 +197,8 @@ class App:
             # Its traceback holds this very frame, and with it the whole request, until garbage is collected.
             await exchange.refuse(refusal.with_traceback(None))
 
-    async def _dispatch(self, exchange: Exchange) -> None:
-        route = self.routes.find(exchange.path)
+    async def _dispatch(self, exchange: Exchange, routes: Routes) -> None:
+        route = routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
         if self._cors is not None:
@@ -176,7 +206,12 @@ class App:
             if (answer := self._cors.preflight(exchange, route)) is not None:
                 await exchange.confirm(answer)
                 return
-        if route is None or not route.public:
+        check = routes.check(route)
+        if route is not None and route.public:
+            pass
+        elif check is not None:
+            check(exchange)
+        else:
             exchange.caller = await self._guard.identify(exchange.values(b"authorization"))
             exchange.record.key = exchange.caller.name or None
         if route is None:
@@ -203,11 +238,16 @@ class App:
         options, caller = common_options(fields), exchange.caller
         options = replace(options, priority=max(options.priority, caller.priority))
         exchange.record.stream = options.stream
-        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt)
+        request_id = exchange.request_id
+        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt, request_id=request_id)
 
     def _alias(self, name: str, exchange: Exchange) -> str:
-        """`name`, which the caller may use. Raises ModelNotFound."""
+        """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
         aliases = self._aliases(exchange)
+        if name not in aliases and name in self.fleet.aliases:
+            exchange.record.model = name
+            allowed = ", ".join(sorted(aliases)) or "none that is served here"
+            raise ModelNotAllowed(f"this key may not use that model; it may use: {allowed}", param="model")
         if name not in aliases:
             exchange.record.model = OTHER
             if not self.fleet.aliases:
@@ -234,26 +274,34 @@ class App:
         )
         identity = f"{prefix}{self._new_id()}", int(self._wall())
         attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
+        shadow: Shadow | None = None
         self._live.add(live)
         if not ask.options.stream:
             self.ticker.add(live)  # a stream looks after its own
         try:
             live.watch(exchange.receive, exchange.on_gone)
             await attempts.begin()
+            if self._mirror is not None:
+                shadow = self._mirror.offer(ask, exchange.record.engine)
             if ask.options.stream:
                 await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
             else:
                 await answer_whole(exchange, live, attempts, self._clock)
+        except BaseException as error:
+            exchange.record.outcome = _ending(error)
+            raise
         finally:
             usage, record = live.usage(), exchange.record
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.cached_tokens
             record.completion_tokens = usage.completion_tokens
-            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            permit.close(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, record.outcome)
             self._live.discard(live)
             self.ticker.remove(live)
             if self._draining and not self._live:
                 self._quiet.set()
+            if shadow is not None:
+                compare(shadow, live, record)
             attempts.close()
             await live.close()
 
@@ -276,6 +324,29 @@ class App:
 
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        """The tokens of a prompt, as vLLM's server tells them: for clients that count, and for a Headrace in front of
+        this one that has to continue an answer."""
+        fields = read(await read_body(exchange, limit=self._body_limit))
+        ask = Ask("messages" in fields, self._alias(model_of(fields), exchange), fields, 0, Options(), 0)
+        lease = self.fleet.lease(ask)
+        try:
+            model = lease.backend
+            if not isinstance(model, ServedModel):
+                raise Unsupported("model: its engine does not tell tokens", param="model")
+            tokens = await model.tokens(fields)
+            body = {"count": len(tokens), "max_model_len": model.engine.info.n_ctx, "tokens": tokens}
+        finally:
+            lease.close("refused")  # it says nothing of the engine
+        await exchange.answer(200, msgspec.json.encode(body))
+
+    async def _show_timeline(self, exchange: Exchange) -> None:
+        request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
+        found = self._recent.find(exchange.caller.name, request_id) if rest == "timeline" else None
+        if found is None:
+            raise RouteNotFound("no request of that id among the latest; ask for /v1/requests/ID/timeline")
+        await exchange.answer(200, msgspec.json.encode(found))
 
     async def _health(self, exchange: Exchange) -> None:
         """The process is alive; whether it can answer is what readiness says. What it can do without is named."""
@@ -301,3 +372,10 @@ class App:
         await exchange.answer(
             200, self._page.body, content_type=b"text/html; charset=utf-8", headers=self._page.headers
         )
+
+
+def _ending(error: BaseException) -> Outcome:
+    """How a request ended that was broken off by that."""
+    if isinstance(error, HeadraceError):
+        return outcome_of(error)
+    return "cancelled" if isinstance(error, ClientGone | asyncio.CancelledError) else "error"

@@ -4,8 +4,8 @@
                 └── first text is out ── breaks ──▶ engine c of the same family goes on ──▶ …
 
 Rules: before the first text is written any engine of the alias may take over, from the beginning; after it only one
-that can go on from exactly there. What the client did wrong is told at once and tried nowhere else. One lease at a
-time, closed with what became of it; every attempt stands in the timeline.
+that can go on from exactly there. What the client did wrong is told at once and tried nowhere else; what one engine
+cannot do another one may. One lease at a time, closed with what became of it; every attempt stands in the timeline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, HeadraceError, RequestError, ServiceError, TooSlow
+from headrace.core.errors import Draining, HeadraceError, Overloaded, RequestError, ServiceError, TooSlow, Unsupported
 from headrace.core.request import Ask
 from headrace.core.timeline import Attempt
 from headrace.gateway.backend import End, Fleet, Lease, Work
@@ -65,11 +65,11 @@ class Attempts:
             try:
                 lease = self._fleet.lease(self.ask, without=self._tried)
             except ServiceError as error:
-                raise first or error from None
+                raise (first or error) from None
             try:
                 await self._try(lease, self.ask)
                 return
-            except ServiceError as error:
+            except (ServiceError, Unsupported) as error:
                 first = first or error
                 if not self._again(error):
                     raise first from None
@@ -85,12 +85,12 @@ class Attempts:
             return False
         ask = replace(self.ask, told=told)
         while True:
-            live.give_up(forget=not committed)
             try:
                 lease = self._fleet.lease(ask, without=self._tried, family=self._family if committed else None)
             except HeadraceError:
                 live.fail(error)
                 return False
+            live.give_up(forget=not committed)
             try:
                 await self._try(lease, ask)
             except HeadraceError as refused:
@@ -157,7 +157,8 @@ class Attempts:
     def _again(self, error: HeadraceError) -> bool:
         """Close the attempt; is another one to be made?"""
         self._end(_end_of(error))
-        return isinstance(error, ServiceError) and not isinstance(error, Draining) and not self._live.gone
+        mine = isinstance(error, ServiceError | Unsupported) and not isinstance(error, Draining)
+        return mine and not self._live.gone
 
     def _end(self, end: End) -> None:
         if self._timer is not None:
@@ -185,4 +186,6 @@ class Attempts:
 def _end_of(error: HeadraceError) -> End:
     if isinstance(error, TooSlow):
         return "slow"
-    return "refused" if isinstance(error, RequestError | Draining) else "failed"
+    # A full queue of ours has a reason, and is no sign of illness; what another server means by 503 nobody knows.
+    full = isinstance(error, Overloaded) and error.reason is not None
+    return "refused" if full or isinstance(error, RequestError | Draining) else "failed"

@@ -73,6 +73,7 @@ class Exchange:
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.receive = receive
         self._send = send
@@ -122,6 +123,8 @@ class Exchange:
         self.record.outcome = outcome_of(error)
         if isinstance(error, Overloaded):
             self.record.reason = error.reason
+        if isinstance(error, RateLimited):
+            self.record.limit = error.limit
         body = envelope(error)
         await self.start(error.status, self._whole(body, JSON, _headers_of(error)))
         if isinstance(error, BodyTooLarge):

@@ -19,7 +19,8 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,8 @@ import uvloop
 from headrace.core.errors import Draining, StartupError
 from headrace.server.app import App
 from headrace.server.collector import Collector
+from headrace.server.exchange import Receive, Scope, Send
+from headrace.server.route import Routes
 from headrace.server.wire import HEAD_TIMEOUT_S, protocol
 
 BACKLOG = 2048
@@ -43,10 +46,23 @@ FORCED_S = 1.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An address that we listen on, as the settings call it."""
+
+    host: str
+    port: str
+    remedy: str
+    """What to do where other machines can reach it and need no key."""
+
+
+MAIN = Side("server.host", "server.port", "set server.key, or server.insecure if anyone may use it")
+ADMIN = Side("server.admin_host", "server.admin_port", "set server.admin_key")
+
 # The socket ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def listen(host: str, port: int, *, guarded: bool) -> socket.socket:
+def listen(host: str, port: int, *, guarded: bool, side: Side = MAIN) -> socket.socket:
     """A listening socket; port 0 takes a free one, which `getsockname` tells. Raises StartupError.
 
     `guarded`: there is a key, or the operator said that none is needed. Without it only loopback addresses will do.
@@ -54,11 +70,9 @@ def listen(host: str, port: int, *, guarded: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
-        raise StartupError(f"server.host: cannot find an address for {host!r}") from None
-    if not guarded and not _is_loopback(str(address[0])):
-        raise StartupError(
-            f"server.host: other machines can reach {host}; set server.key, or server.insecure if anyone may use it"
-        )
+        raise StartupError(f"{side.host}: cannot find an address for {host!r}") from None
+    if not guarded and not is_loopback(str(address[0])):
+        raise StartupError(f"{side.host}: other machines can reach {host}; {side.remedy}")
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,8 +82,14 @@ def listen(host: str, port: int, *, guarded: bool) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise StartupError(_why_not(error, host, port)) from None
+        raise StartupError(_why_not(error, host, port, side)) from None
     return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where it listens."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def check_nodelay(sock: socket.socket) -> bool:
@@ -98,21 +118,22 @@ def raise_file_limit() -> int:
     return limit
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Only this machine can reach that IP address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
 
 
-def _why_not(error: OSError, host: str, port: int) -> str:
+def _why_not(error: OSError, host: str, port: int, side: Side) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return f"server.port: {port} on {host} is in use; stop what uses it, or choose another (0 takes a free one)"
+            return f"{side.port}: {port} on {host} is in use; stop what uses it, or choose another"
         case errno.EACCES | errno.EPERM:
-            return f"server.port: this user may not listen on {port}; choose one from 1024 up"
+            return f"{side.port}: this user may not listen on {port}; choose one from 1024 up"
         case errno.EADDRNOTAVAIL:
-            return f"server.host: this machine has no address {host}"
+            return f"{side.host}: this machine has no address {host}"
         case _:
             return f"cannot listen on {host}:{port}: {error.strerror}"
 
@@ -128,21 +149,53 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class _Beside:
+    """The same application with other routes, for another socket."""
+
+    def __init__(self, app: App, routes: Routes) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app.serve(self._routes, scope, receive, send)
+
+
+def _http(app: Any, head_timeout_s: float) -> _HttpServer:
+    config = uvicorn.Config(
+        app,
+        http=protocol(head_timeout_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",  # its news are ours to tell
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(FLUSH_S),
+    )
+    return _HttpServer(config)
+
+
 class Service:
-    """A served application and its end. `signal` is what SIGTERM and SIGINT call."""
+    """A served application and its end. `signal` is what SIGTERM and SIGINT call.
+
+    `beside`: further sockets, and which routes they have; they are served to the end.
+    """
 
     def __init__(
         self,
         app: App,
         sock: socket.socket,
         *,
+        beside: Mapping[socket.socket, Routes] | None = None,
         drain_s: float = 30.0,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         start: Callable[[], Awaitable[None]] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
-        self._sock = sock
         self._drain_s = drain_s
         self._start = start
         self._ready = ready
@@ -150,21 +203,11 @@ class Service:
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
         self._code = 0
-        config = uvicorn.Config(
-            app,
-            http=protocol(head_timeout_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",  # its news are ours to tell
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(FLUSH_S),
+        self._http = _http(app, head_timeout_s)
+        self._sockets = {self._http: sock}
+        self._sockets.update(
+            (_http(_Beside(app, routes), head_timeout_s), other) for other, routes in (beside or {}).items()
         )
-        self._http = _HttpServer(config)
 
     def signal(self, number: int) -> None:
         """The first one drains, the second one ends the process at once."""
@@ -174,12 +217,13 @@ class Service:
             self._app.drain()
         else:
             self._code = 128 + number
-            self._http.force_exit = True
+            for http in self._sockets:
+                http.force_exit = True
             self._forced.set()
 
     async def run(self) -> int:
         """Serve until told to stop; the exit code. Raises StartupError if `start` does."""
-        serving = asyncio.get_running_loop().create_task(self._http.serve(sockets=[self._sock]))
+        serving = asyncio.gather(*(http.serve(sockets=[sock]) for http, sock in self._sockets.items()))
         try:
             if self._start is not None:
                 await _first(self._start(), self._asked.wait(), asyncio.shield(serving))
@@ -191,7 +235,8 @@ class Service:
             await self._drain()
         finally:
             self._collector.stop()
-            self._http.should_exit = True
+            for http in self._sockets:
+                http.should_exit = True
             try:
                 await serving
             finally:
@@ -223,6 +268,7 @@ async def serve(
     app: App,
     sock: socket.socket,
     *,
+    beside: Mapping[socket.socket, Routes] | None = None,
     drain_s: float = 30.0,
     head_timeout_s: float = HEAD_TIMEOUT_S,
     start: Callable[[], Awaitable[None]] | None = None,
@@ -231,12 +277,15 @@ async def serve(
     """Serve `app` on `sock` until SIGTERM or SIGINT; the exit code. Raises StartupError if `start` does.
 
     `start` loads what is to be loaded while the socket already answers (not ready, but alive); `ready` is called
-    once that is done. The engines of the app's models are closed at the end, and so is the socket.
+    once that is done. `beside`: as for `Service`. The engines of the app's models are closed at the end, and so are the
+    sockets.
     """
     raise_file_limit()
     if not check_nodelay(sock):
         log.warning("accepted connections lack TCP_NODELAY here: streams may stall by about 40 ms")
-    service = Service(app, sock, drain_s=drain_s, head_timeout_s=head_timeout_s, start=start, ready=ready)
+    service = Service(
+        app, sock, beside=beside, drain_s=drain_s, head_timeout_s=head_timeout_s, start=start, ready=ready
+    )
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     for number in signals:

@@ -67,6 +67,8 @@ class Live:
         """The engine has not begun with any of it."""
         self.begun: float | None = None
         """When the first text of the running attempt was there."""
+        self.first_s: float | None = None
+        """Seconds from the submit of the engine that gave the first text to that text."""
         self.first_text: Callable[[float], None] | None = None
         """Told then: how many seconds after the submit that was."""
         self.identity: tuple[str, int] | None = None
@@ -134,6 +136,7 @@ class Live:
             self.identity = None
             self._cached = self.timeline.cached_tokens = 0
             self.timeline.unmark()
+            self.first_s = None
         self._base.clear()
         self.failure = None
         self.queued = True
@@ -143,6 +146,11 @@ class Live:
     def told(self) -> Told | None:
         """What the reader has, if another engine could go on from there; `Told("", …)`: nothing yet."""
         return self._told.told() if len(self._drawn) == 1 else None
+
+    @property
+    def text(self) -> str:
+        """Choice 0, as far as it is known."""
+        return self._told.text
 
     def book(self, event: Answered) -> int:
         """Take an event into account; its choice's index in the response, -1 for one that ends everything or is not
@@ -279,6 +287,8 @@ class Live:
     def _begin(self, marks: Marks | None) -> None:
         """The attempt's first text is here."""
         self.begun = self._clock()
+        if self.first_s is None:
+            self.first_s = self.begun - self._submitted
         if self.first_text is not None:
             self.first_text(self.begun - self._submitted)
         if marks is not None and self.timeline.scheduled is None and self._backend is not None:
@@ -344,8 +354,12 @@ class _Account:
         """There is more to the answer than its text."""
         self._whole = False
 
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
     def told(self) -> Told | None:
         if not self._whole:
             return None
         ids = tuple(self._ids) if self._exact and self._ids else None
-        return Told("".join(self._text), ids, self.tokens)
+        return Told(self.text, ids, self.tokens)

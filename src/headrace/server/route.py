@@ -9,6 +9,8 @@ from headrace.core.errors import MethodNotAllowed, RouteNotFound
 from headrace.server.exchange import Exchange
 
 Handler = Callable[[Exchange], Awaitable[None]]
+Check = Callable[[Exchange], None]
+"""Raises what refuses a caller. It stands in for the API key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Route:
     handlers: dict[str, Handler]
     public: bool = False
     """Answers without a key."""
+    check: Check | None = None
+    """Who may ask here; None: as everywhere in its table."""
 
     @property
     def allow(self) -> tuple[str, ...]:
@@ -35,15 +39,20 @@ class Route:
 
 
 class Routes:
-    """Finds the row of a path."""
+    """Finds the row of a path. `check`: who may ask what is not public; None: who has an API key."""
 
-    def __init__(self, *rows: Route) -> None:
+    def __init__(self, *rows: Route, check: Check | None = None) -> None:
+        self._check = check
         self._exact = {row.path: row for row in rows if not row.path.endswith("{name}")}
         self._open = tuple((row.path.removesuffix("{name}"), row) for row in rows if row.path.endswith("{name}"))
 
     def __iter__(self) -> Iterator[Route]:
         yield from self._exact.values()
         yield from (row for _, row in self._open)
+
+    def check(self, row: Route | None) -> Check | None:
+        """Who may ask there; `row` None: at a path that there is not."""
+        return self._check if row is None or row.check is None else row.check
 
     def find(self, path: str) -> Route | None:
         """None: there is no such path."""

@@ -8,6 +8,7 @@ from headrace.testing.doubles import RecordingSend as RecordingSend
 from headrace.testing.doubles import Script as Script
 from headrace.testing.doubles import ScriptedEngine as ScriptedEngine
 from headrace.testing.doubles import ScriptedTokenizer as ScriptedTokenizer
+from headrace.testing.doubles import counting_tokenizer as counting_tokenizer
 from headrace.testing.doubles import counting_worker as counting_worker
 from headrace.testing.doubles import scripted_worker as scripted_worker
 from headrace.testing.kits import check_step_engine as check_step_engine

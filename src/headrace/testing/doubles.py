@@ -294,6 +294,24 @@ def scripted_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
 
 def counting_worker(settings: dict[str, Any], clock: Clock) -> ScriptedEngine:
     """A factory too: an engine that counts, one number a token, until it is stopped: `1 2 3 …`."""
-    script = [[f"{i} ".encode()] for i in range(1, settings["n_ctx"])]
-    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(script))
-    return ScriptedEngine(script, clock=clock, tokenizer=tokenizer, record=False, **settings)
+    n_ctx = settings["n_ctx"]
+    return ScriptedEngine(
+        [[piece] for piece in _counted(n_ctx)],
+        clock=clock,
+        tokenizer=counting_tokenizer(n_ctx),
+        record=False,
+        **settings,
+    )
+
+
+def counting_tokenizer(n_ctx: int) -> ScriptedTokenizer:
+    """One that knows the words of a `counting_worker` of that context."""
+    pieces = _counted(n_ctx)
+    tokenizer = ScriptedTokenizer(n_vocab=_FIRST_WORD + len(pieces))
+    for piece in pieces:
+        tokenizer.word(piece)
+    return tokenizer
+
+
+def _counted(n_ctx: int) -> list[bytes]:
+    return [f"{i} ".encode() for i in range(1, n_ctx)]

@@ -1,0 +1,59 @@
+"""Other servers in the pool that a server has: loaded, probed, passed over when they are down."""
+
+from __future__ import annotations
+
+import time
+
+from acceptance.asking import CHAT, Asking, on_loop
+from acceptance.relay_scene import ALIAS
+from headrace.gateway.member import Starting
+from headrace.gateway.pool import Pool
+from headrace.gateway.spec import AliasSpec, EngineSpec
+from headrace.gateway.states import State
+from headrace.gateway.upstream import Upstream
+from headrace.observe.accesslog import AccessLog
+from headrace.observe.metrics import Metrics
+from headrace.server.app import App
+from server.socket_client import serving
+from upstreams import Play, Request, chat_events, models, stream, upstream, whole
+
+
+def build(spec: EngineSpec) -> Starting:
+    return Upstream(spec.name, spec.url, spec.model, time.monotonic, flavour=spec.flavour)
+
+
+@on_loop
+async def test_an_alias_of_two_servers() -> None:
+    broken = False
+
+    def one(request: Request) -> Play:
+        if request.path == "/v1/models":
+            return models()
+        if request.path == CHAT and not request.json["stream"]:
+            return whole({"choices": []})  # the warming
+        return Play([], "close") if broken else stream(chat_events(["a", "b"]))
+
+    async with upstream(one) as a, upstream(lambda r: one(r) if r.path != CHAT or not broken else _other(r)) as b:
+        pool = Pool(build, time.monotonic)
+        for name, there in (("a", a), ("b", b)):
+            pool.declare(EngineSpec(name, "openai", "up", "up", url=there.url, flavour="vllm"))
+        pool.lead(AliasSpec(ALIAS, {"a": 1.0, "b": 1.0}))
+        for name in ("a", "b"):
+            await pool.load(name)
+            assert pool.members[name].state is State.READY
+        app = App(pool, Metrics({}), AccessLog(time.time))
+        async with serving(app) as running, Asking(f"http://127.0.0.1:{running.port}", ALIAS, None).calls() as client:
+            for _ in range(4):
+                assert (await client.chat(stream=True)).text == "ab"
+            assert (len(a.asked(CHAT)) > 1, len(b.asked(CHAT)) > 1) == (True, True)
+            broken = True
+            for _ in range(6):
+                answer = await client.chat(stream=True)
+                assert answer.text == "other"
+                assert answer.done
+            assert len(a.asked(CHAT)) < 9, "it is left alone after it failed"
+        await pool.close()
+
+
+def _other(request: Request) -> Play:
+    return stream(chat_events(["other"]))

@@ -1,0 +1,163 @@
+"""What a scripted server's answers become: events, refusals, breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.upstream_case import EVENTS, asking
+from headrace.core.errors import Overloaded, UpstreamFailed, UpstreamRefused
+from headrace.core.events import Admitted, Broken, Delta, Finished, Relayed, Tokens
+from headrace.core.request import Told
+from headrace.engines import answering
+from headrace.engines.answering import MAX_ERROR
+from server.socket_client import on_uvloop, until
+from upstreams import Play, completion_events, event, stream, whole
+
+
+@on_uvloop
+async def test_a_stream_is_relayed() -> None:
+    async with asking(lambda _: stream(EVENTS), key="sk-secret") as case:
+        rid = case.submit()
+        taken, admitted, *rest = await case.ended()
+        assert taken == Relayed(rid, b"", content="")
+        assert admitted == Admitted(rid, 0, 0)
+        assert case.raw == b"".join(EVENTS[:-2]).replace(b'"model":"up"', b'"model":"alias"')
+        relayed = [event for event in rest if isinstance(event, Relayed)]
+        assert relayed[0].identity == ("chatcmpl-up1", 11)
+        assert [event.over for event in relayed] == [False] * (len(relayed) - 1) + [True]
+        assert sum(event.tokens for event in relayed) == 3
+        assert next(event.marks is not None for event in relayed if event.text)
+        assert sum(event.marks is not None for event in relayed) == 1
+        (request,) = case.there.requests
+        assert (request.method, request.path, request.body) == ("POST", "/v1/chat/completions", b'{"x":1}')
+        assert request.headers["authorization"] == "Bearer sk-secret"
+        assert request.headers["x-request-id"] == "req-1"
+        assert request.headers["accept"] == "text/event-stream"
+        assert "sk-secret" not in repr(case.server)
+        await until(lambda: case.server.connections.idle == 1)
+        case.submit()
+        await case.ended()
+        assert case.there.connections == 1
+        stats = case.server.stats
+        assert (stats.running, stats.prompt_tokens, stats.completion_tokens) == (0, 18, 6)
+
+
+@on_uvloop
+async def test_a_whole_answer_is_relayed() -> None:
+    body = {"id": "i", "created": 3, "model": "up", "choices": [{"index": 0, "message": {"content": "hi"}}]}
+    body["usage"] = {"prompt_tokens": 4, "completion_tokens": 2}
+    async with asking(lambda _: whole(body)) as case:
+        rid = case.submit(stream=False)
+        *_, last = await case.ended()
+        assert isinstance(last, Relayed)
+        assert (last.rid, last.text, last.over, last.usage, last.identity) == (rid, "hi", True, Tokens(4, 2), ("i", 3))
+        assert last.raw.replace(b'"model":"alias"', b'"model": "up"') == whole(body).pieces[0].partition(b"\r\n\r\n")[2]
+        assert case.there.requests[0].headers["accept"] == "application/json"
+
+
+TOLD = Told("be", None, 2)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_continued_answer_gives_our_own_events(usage: bool) -> None:
+    events = completion_events(["a", "b"], finish="length", usage=usage)
+
+    @on_uvloop
+    async def play() -> None:
+        async with asking(lambda _: stream(events)) as case:
+            rid = case.submit(told=TOLD)
+            told = await case.ended()
+            assert told[:2] == [Admitted(rid, 0, 0)] * 2
+            deltas = [event for event in told if isinstance(event, Delta)]
+            assert "".join(delta.text for delta in deltas) == "ab"
+            assert sum(delta.tokens for delta in deltas) == 2
+            assert [delta.marks is not None for delta in deltas][:1] == [True]
+            assert told[-1] == Finished(rid, 0, "length", 4)
+            assert not any(isinstance(event, Relayed) for event in told)
+
+    play()
+
+
+@on_uvloop
+async def test_a_continuation_that_is_more_than_text_is_broken() -> None:
+    bad = event({"choices": [{"index": 0, "text": "x", "logprobs": {"tokens": ["x"]}}]})
+    async with asking(lambda _: stream([bad], end="stall")) as case:
+        case.submit(told=TOLD)
+        await case.ended()
+        assert isinstance(case.last().error, UpstreamFailed)
+        await until(lambda: case.there.cut == 1)
+
+
+# Refusals and breaks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("play", "kind"),
+    [
+        (whole({"error": {"message": "no", "param": "top_p"}}, 400), UpstreamRefused),
+        (whole({}, 429, retry_after="9"), Overloaded),
+        (whole({}, 500), UpstreamFailed),
+        (whole(b"x" * (MAX_ERROR + 1000), 500), UpstreamFailed),
+        (whole({"error": {"message": "inside"}}), UpstreamFailed),
+        (whole({}, 301, location="http://x/"), UpstreamFailed),
+        (whole({}, content_encoding="gzip"), UpstreamFailed),
+        (Play([b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>"]), UpstreamFailed),
+        (Play([b"nonsense\r\n\r\n"], "close"), UpstreamFailed),
+        (Play([], "close"), UpstreamFailed),
+        (Play([], "reset"), UpstreamFailed),
+        (Play([b"HTTP/1.1 429 X\r\n\r\n"], "reset"), Overloaded),
+    ],
+)
+def test_what_is_no_answer_breaks(play: Play, kind: type[Exception], streamed: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with asking(lambda _: play) as case:
+            rid = case.submit(stream=streamed)
+            *rest, last = await case.ended()
+            assert isinstance(last, Broken)
+            assert last.rid == rid
+            assert type(last.error) is kind
+            assert case.raw == b""
+            assert not any(isinstance(event, Broken) for event in rest)
+            if kind is Overloaded and b"retry" in play.pieces[0]:
+                assert last.error.retry_after == 9  # type: ignore[attr-defined]
+
+    run()
+
+
+@on_uvloop
+async def test_a_server_that_does_not_stream_is_no_use_for_a_stream() -> None:
+    async with asking(lambda _: whole({"choices": [{"message": {"content": "x"}}]})) as case:
+        case.submit()
+        await case.ended()
+        assert isinstance(case.last().error, UpstreamFailed)
+
+
+@on_uvloop
+async def test_good_events_before_an_error_are_told() -> None:
+    async with asking(
+        lambda _: stream([b"".join(EVENTS[:2]) + event({"error": {"message": "x"}})], end="stall")
+    ) as case:
+        case.submit()
+        await case.ended()
+        assert [event.text for event in case.told if isinstance(event, Relayed)][-1] == "a"
+        assert isinstance(case.last(), Broken)
+        await until(lambda: case.there.cut == 1)  # it is not to go on with what nobody reads
+
+
+def test_after_the_last_event_the_connection_has_a_moment_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "LINGER_S", 0.05)
+
+    @on_uvloop
+    async def play() -> None:
+        async with asking(lambda _: stream(EVENTS, end="stall")) as case:
+            case.submit()
+            await case.ended()
+            assert case.last().over
+            assert case.server.connections.running == 1
+            assert case.there.cut == 0
+            await until(lambda: case.there.cut == 1)
+            assert case.server.connections.running == 0
+
+    play()

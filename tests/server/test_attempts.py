@@ -1,0 +1,420 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import EngineUnavailable, Overloaded, UpstreamFailed
+from headrace.core.events import Broken, Delta, Relayed, Tokens
+from headrace.core.request import Ask, Call, Generation
+from headrace.engines.base import EngineStats, Lives
+from headrace.gateway.backend import Kind, Sink, Work
+from headrace.observe.accesslog import LOGGER
+from headrace.server.stream import StreamLimits
+from server.asgi_driver import Call as Asking
+from server.asgi_driver import Client, on_loop, settle
+from server.hand_engine import HandEngine, Hands
+from server.hand_fleet import HandFleet, fleet_server
+from server.socket_client import until
+
+
+class HandUpstream:
+    """A backend of the kind that relays; the test emits its events."""
+
+    kind: Kind = "openai"
+    ready = True
+    created = 7
+    clock_offset = 0.0
+    stats = EngineStats()
+    lives = Lives()
+
+    def __init__(self) -> None:
+        self.asks: list[Ask] = []
+        self.sink: Sink | None = None
+        self.rid = 0
+        self.cancelled: list[int] = []
+
+    def parse(self, ask: Ask) -> Any:
+        return None
+
+    async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
+        self.asks.append(ask)
+        return Work((Call(next(rids), ask),), 1, 0)
+
+    def submit(self, part: Generation | Call, sink: Sink) -> None:
+        self.rid, self.sink = part.rid, sink
+
+    def cancel(self, rid: int) -> None:
+        self.cancelled.append(rid)
+
+    def pause(self, rid: int) -> None: ...
+
+    def resume(self, rid: int) -> None: ...
+
+    def predict(self, size: int, shared: float, priority: int) -> float:
+        return 0.0
+
+    async def close(self) -> None: ...
+
+    def relay(self, text: str, **fields: Any) -> None:
+        assert self.sink is not None
+        raw = b'data: {"id":"theirs","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text.encode()
+        fields = {"raw": raw, "text": text, "content": text, "tokens": bool(text), **fields}
+        self.sink(Relayed(self.rid, **fields))
+
+    def over(self, raw: bytes = b'data: {"id":"theirs","choices":[{"index":0,"finish_reason":"stop"}]}\n\n') -> None:
+        assert self.sink is not None
+        self.sink(Relayed(self.rid, raw, over=True, content="", usage=Tokens(9, 2)))
+
+
+def two(**options: Any) -> tuple[HandEngine, HandEngine, HandFleet]:
+    a, b = HandEngine(), HandEngine()
+    return a, b, HandFleet({"a": a, "b": b}, **options)
+
+
+def errors(call: Asking) -> list[Any]:
+    return [event["error"] for event in call.events() if isinstance(event, dict) and "error" in event]
+
+
+# Before the first text ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@on_loop
+async def test_an_engine_that_refuses_is_replaced(stream: bool) -> None:
+    a, b, fleet = two()
+    a.refusal = Overloaded("full")
+    async with Client(fleet_server(fleet)).chat(stream=stream) as call:
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.status == 200
+        assert b"hello" in call.body
+    assert fleet.ends == [("a", ["failed"]), ("b", ["ok"])]
+
+
+@on_loop
+async def test_a_full_queue_is_no_sign_of_illness() -> None:
+    a, b, fleet = two()
+    a.refusal = Overloaded("256 requests wait", reason="queue_full")
+    async with Client(fleet_server(fleet)).chat(stream=False) as call:
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.status == 200
+    assert fleet.ends == [("a", ["refused"]), ("b", ["ok"])]
+
+
+@on_loop
+async def test_when_all_refuse_the_first_refusal_is_told() -> None:
+    a, b, fleet = two()
+    a.refusal, b.refusal = Overloaded("a is full", retry_after=7), EngineUnavailable("b is away")
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        await call.task
+        assert call.status == 503
+        assert call.json()["error"]["message"] == "a is full"
+        assert call.headers["retry-after"] == "7"
+    assert [ends for _, ends in fleet.ends] == [["failed"], ["failed"]]
+
+
+@on_loop
+async def test_what_the_client_did_wrong_is_tried_nowhere_else() -> None:
+    _, b, fleet = two()
+    async with Client(fleet_server(fleet)).chat(temperature=9) as call:
+        await call.task
+        assert call.status == 400
+    assert fleet.ends == [("a", ["refused"])]
+    assert b.generations == []
+
+
+@on_loop
+async def test_what_one_engine_cannot_do_another_may() -> None:
+    upstream = HandUpstream()
+    fleet = HandFleet({"a": HandEngine(), "b": upstream})
+    async with Client(fleet_server(fleet)).chat(stream=True, tools=[{"type": "function"}]) as call:
+        upstream.relay("yes")
+        upstream.over()
+        await call.task
+        assert call.status == 200
+        assert call.content() == "yes"
+    assert fleet.ends == [("a", ["refused"]), ("b", ["ok"])]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@on_loop
+async def test_one_that_breaks_before_its_first_text_is_replaced_unseen(stream: bool) -> None:
+    a, b, fleet = two()
+    async with Client(fleet_server(fleet)).chat(stream=stream, headrace={"timings": True}) as call:
+        a.admit(5)
+        a.fail()
+        await settle()
+        assert call.sent == []
+        b.admit(3)
+        b.say("hello")
+        b.finish(tokens=1)
+        await call.task
+        assert b"hello" in call.body
+        assert not errors(call) if stream else True
+        report = (call.events()[-2] if stream else call.json())["headrace"]["timeline"]
+        assert [(one["engine"], one["end"], one["continued"]) for one in report["attempts"]] == [
+            ("a", "failed", False),
+            ("b", "running", False),
+        ]
+        assert report["cached_tokens"] == 3, "what the first one had cached does not count"
+    assert a.cancelled == [], "it was over"
+    assert fleet.ends == [("a", ["failed"]), ("b", ["ok"])]
+
+
+@on_loop
+async def test_text_that_was_not_written_yet_is_void() -> None:
+    a, b, fleet = two()
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.say("never seen")
+        a.fail()
+        await settle()
+        b.admit()
+        b.say("seen")
+        b.finish()
+        await call.task
+        assert call.content() == "seen"
+
+
+@on_loop
+async def test_role_and_heartbeats_do_not_commit() -> None:
+    clock = Hands()
+    upstream, b = HandUpstream(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b})
+    app = fleet_server(fleet, clock=clock, limits=StreamLimits(header_hold_s=1.0))
+    async with Client(app).chat(stream=True) as call:
+        upstream.relay("", raw=b'data: {"id":"theirs","choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n')
+        await settle()
+        assert call.sent == []
+        clock.now += 1.0
+        app.ticker.tick(clock.now)
+        await settle()
+        for _ in range(2):
+            clock.now += 20.0
+            app.ticker.tick(clock.now)
+            await settle()
+        if call.sent:
+            assert b"role" not in call.body
+        assert upstream.sink is not None
+        upstream.sink(Broken(upstream.rid, UpstreamFailed("it broke off")))
+        await settle()
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.content() == "hello"
+        assert call.body.count(b'"role"') == 1
+        assert b"theirs" not in call.body
+        assert not errors(call)
+
+
+@on_loop
+async def test_without_another_engine_the_error_is_told() -> None:
+    a = HandEngine()
+    fleet = HandFleet({"a": a})
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.fail()
+        await call.task
+        assert call.status == 500
+    assert fleet.ends == [("a", ["failed"])]
+
+
+@on_loop
+async def test_a_silent_engine_is_replaced_after_its_time() -> None:
+    a, b, fleet = two()
+    fleet.timeouts["a"] = 0.001
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        await until(lambda: bool(b.generations))
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.content() == "hello"
+    assert a.cancelled == [1]
+    assert fleet.ends == [("a", ["slow"]), ("b", ["ok"])]
+
+
+@on_loop
+async def test_a_silent_engine_is_better_than_none() -> None:
+    a = HandEngine()
+    fleet = HandFleet({"a": a})
+    fleet.timeouts["a"] = 0.0
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        a.say("late")
+        a.finish()
+        await call.task
+        assert call.content() == "late"
+    assert fleet.ends == [("a", ["ok"])]
+
+
+# After it ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_an_engine_of_the_same_family_goes_on_from_the_exact_token() -> None:
+    a, b, fleet = two()
+    async with Client(fleet_server(fleet)).chat(stream=True, stream_options={"include_usage": True}) as call:
+        a.admit(2)
+        a.emit(Delta(a.rid, 0, "one ", 4, ids=tuple(b"one ")))
+        await settle()
+        assert call.content() == "one "
+        a.fail()
+        await settle()
+        (going_on,) = b.generations
+        assert going_on.resume == (tuple(b"one "),)
+        assert going_on.sampling == a.generations[0].sampling, "it draws what the first one would have drawn"
+        b.admit(4)
+        b.emit(Delta(b.rid, 0, "two", 3, ids=tuple(b"two")))
+        b.finish("stop", 8)
+        await call.task
+        assert call.content() == "one two"
+        assert call.events()[-1] == "[DONE]"
+        assert call.body.count(b'"role"') == 1
+        assert len({event["id"] for event in call.events() if isinstance(event, dict)}) == 1
+        assert call.events()[-2]["usage"]["completion_tokens"] == 8
+    assert fleet.ends == [("a", ["failed"]), ("b", ["ok"])]
+
+
+@pytest.mark.parametrize("families", [{"a": "x", "b": "y"}])
+@on_loop
+async def test_one_of_another_family_does_not(families: dict[str, str]) -> None:
+    a, b, fleet = two(families=families)
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.say("one ")
+        await settle()
+        a.fail()
+        await call.task
+        assert call.content() == "one "
+        assert len(errors(call)) == 1
+        assert b"[DONE]" not in call.body
+    assert b.generations == []
+    assert fleet.ends == [("a", ["failed"])]
+
+
+@on_loop
+async def test_what_a_relaying_server_began_goes_on_under_its_name() -> None:
+    upstream, b = HandUpstream(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b})
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        upstream.relay("one ", identity=("theirs", 55))
+        await settle()
+        assert call.content() == "one "
+        assert upstream.sink is not None
+        upstream.sink(Broken(upstream.rid, UpstreamFailed("it broke off")))
+        await settle()
+        assert b.generations[0].resume == (tuple(b"one "),)
+        b.admit()
+        b.say("two")
+        b.finish("stop", 8)
+        await call.task
+        assert call.content() == "one two"
+        assert {event["id"] for event in call.events() if isinstance(event, dict)} == {"theirs"}
+        assert call.events()[1]["created"] == 55
+        assert b'"role"' not in call.body, "the other server's first chunk brought it, or none"
+        assert call.body.endswith(b"data: [DONE]\n\n")
+
+
+@on_loop
+async def test_a_stop_string_that_was_shown_in_part_does_not_come_twice() -> None:
+    upstream, b = HandUpstream(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b})
+    async with Client(fleet_server(fleet)).chat(stream=True, stop=["END"]) as call:
+        upstream.relay("go E", identity=("theirs", 55))
+        await settle()
+        assert upstream.sink is not None
+        upstream.sink(Broken(upstream.rid, UpstreamFailed("it broke off")))
+        await settle()
+        b.admit()
+        b.say("Ex")  # the engine held the E back and lets it go now
+        b.finish("stop", 6)
+        await call.task
+        assert call.content() == "go Ex"
+
+
+@on_loop
+async def test_an_answer_that_is_more_than_text_is_not_continued() -> None:
+    upstream, b = HandUpstream(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b})
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        upstream.relay("a call", content=None)
+        await settle()
+        assert upstream.sink is not None
+        upstream.sink(Broken(upstream.rid, UpstreamFailed("it broke off")))
+        await call.task
+        assert [error["code"] for error in errors(call)] == ["upstream_failed"]
+    assert b.generations == []
+
+
+@on_loop
+async def test_a_client_that_leaves_ends_the_attempt() -> None:
+    a, _, fleet = two()
+    app = fleet_server(fleet)
+    async with Client(app).chat(stream=True) as call:
+        a.admit()
+        a.say("x")
+        await settle()
+        call.hang_up()
+        await call.task
+    assert a.cancelled == [1]
+    assert fleet.ends == [("a", ["cancelled"])]
+    assert app.running == 0
+
+
+# Relayed answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_bytes_pass_through_and_the_other_server_s_count_is_booked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger=LOGGER)
+    upstream = HandUpstream()
+    async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True) as call:
+        upstream.relay("one ")
+        await settle()
+        upstream.relay("two")
+        await settle()
+        upstream.over()
+        await call.task
+        assert call.content() == "one two"
+        assert call.body.endswith(b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n')
+    assert '"prompt_tokens":9' in caplog.text
+    assert '"completion_tokens":2' in caplog.text
+    assert '"engine":"a"' in caplog.text
+
+
+@on_loop
+async def test_the_timeline_comes_in_a_chunk_of_its_own() -> None:
+    upstream = HandUpstream()
+    async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True, headrace={"timings": True}) as call:
+        upstream.relay("one")
+        upstream.over()
+        await call.task
+        *_, last, done = call.events()
+        assert done == "[DONE]"
+        assert last["choices"] == []
+        assert last["headrace"]["timeline"]["ttft"] >= 0
+
+
+@on_loop
+async def test_a_whole_body_is_passed_on() -> None:
+    upstream = HandUpstream()
+    async with Client(fleet_server(HandFleet({"a": upstream}))).chat(headrace={"timings": True}) as call:
+        upstream.relay("yes", raw=b'{"id":"theirs","choices":[]}\n', over=True)
+        await call.task
+        assert call.status == 200
+        answer = call.json()
+        assert answer["id"] == "theirs"
+        assert answer["headrace"]["timeline"]["ttft"] >= 0
