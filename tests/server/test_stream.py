@@ -300,6 +300,7 @@ async def test_says_when_to_look_again_and_what_comes_in_between_is_not_missed()
         await until(5.0)
         assert call.sent == []
         engine.admit()
+        await settle()
         await until(1.5)
         assert call.sent == [], "the head waits for text"
         await until(0.5)
