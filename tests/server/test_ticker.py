@@ -11,8 +11,9 @@ class Member:
     def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
         self.seen.append(now)
+        return None
 
 
 @on_loop

@@ -171,27 +171,30 @@ async def everything(connection: Connection) -> bytes:
     return out
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_once_and_closed(name: str) -> None:
-    status, data = REFUSED[name]
+async def refused(on: Stage, status: int, data: bytes) -> None:
+    """One answer with that status, then the connection's end, and nothing ran."""
+    raw = await everything(await on.send(data))
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), raw
+    assert raw.count(b"content-length: ") == 1, "one answer"
+    assert b"\r\nconnection: close\r\n" in head
+    assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
+    await until(lambda: on.connections == 0)
+    assert not on.engine.generations, "nothing ran"
+    assert on.app.running == 0
 
-    @on_uvloop
-    async def run() -> None:
-        async with stage() as on:
-            raw = await everything(await on.send(data))
-            head, _, body = raw.partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 %d " % status), raw
-            assert raw.count(b"content-length: ") == 1, "one answer"
-            assert b"\r\nconnection: close\r\n" in head
-            assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
-            await until(lambda: on.connections == 0)
-            assert not on.engine.generations, "nothing ran"
-            assert on.app.running == 0
-            other = await on.running.connect()
-            await other.request("GET", "/healthz")
-            assert (await other.answer())[0] == 200
 
-    run()
+@on_uvloop
+async def test_refused_once_and_closed() -> None:
+    async with stage() as on:
+        for name, (status, data) in REFUSED.items():
+            try:
+                await refused(on, status, data)
+            except (AssertionError, TimeoutError) as error:
+                pytest.fail(f"{name}: {error!r}")
+        other = await on.running.connect()
+        await other.request("GET", "/healthz")
+        assert (await other.answer())[0] == 200
 
 
 ONE = {

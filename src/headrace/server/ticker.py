@@ -26,6 +26,8 @@ TURN_S = 0.001
 """A turn that took this long leaves the rest to the next one, which comes after everybody else's."""
 CHECKED = 8
 """Members between two looks at the clock."""
+GRAIN_S = 0.001
+"""The loop's timers are that coarse: one that came too soon would find nothing due, and be armed again and again."""
 FAR_S = 60.0
 """Everybody is looked at this often."""
 _LOOKED_AT = -1
@@ -99,7 +101,8 @@ class Ticker:
         self._slots.setdefault(slot, {})[member] = None
 
     def _arm(self, now: float, due: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self._fire, due)
+        delay = due - now + GRAIN_S if due > now else 0.0
+        self._timer = asyncio.get_running_loop().call_later(delay, self._fire, now + delay)
 
     def _fire(self, due: float) -> None:
         fired, now = self._timer, self._clock()
