@@ -84,11 +84,13 @@ class Stream:
         """The bytes of the answer are another server's."""
         self._dropped = False
         self._task: asyncio.Task[Any] | None = None
+        self._ticker: Ticker | None = None
 
     async def run(self, ticker: Ticker) -> None:
         """Write the stream to its end. Raises ClientGone; what fails before the head went out is raised as it is."""
         self._task = asyncio.current_task()
         self._early = ticker.interval
+        self._ticker = ticker
         ticker.add(self)
         try:
             await self._run()
@@ -109,7 +111,8 @@ class Stream:
 
     def tick(self, now: float) -> float | None:
         """See what is due at `now`: the head, a heartbeat, or the end of our patience with reader or engine. When to
-        look again, or None for soon: nothing that begins after `now` is due within `_lookahead`."""
+        look again, or None for soon: nothing that begins after `now` is due within `_lookahead`, but for the head of an
+        admission, which asks for a look itself."""
         limits, until = self._limits, now + self._lookahead
         if self._live.queued:
             until = min(until, self._live.tick(now))
@@ -119,9 +122,10 @@ class Stream:
                 self._drop()
                 return None
         elif not self._exchange.started:
-            # The head is due that long after an admission which is still to come.
-            due = (now if self._admitted is None else self._admitted) + limits.header_hold_s
-            if self._admitted is not None and now + self._early >= due:
+            if self._admitted is None:
+                return until
+            due = self._admitted + limits.header_hold_s
+            if now + self._early >= due:
                 self._head_due = True
                 self._live.mailbox.wake()
                 return None
@@ -214,6 +218,10 @@ class Stream:
                 out.append(answer.finish(index, event.reason, report))
             elif isinstance(event, Admitted) and self._admitted is None:
                 self._admitted = self._clock()
+                if self._ticker is not None:
+                    # The head may be due sooner than the look that was agreed on.
+                    self._ticker.remove(self)
+                    self._ticker.add(self)
 
     def _direct(self, event: Answered) -> bool:
         """The common case without a detour: one piece of text for a begun stream whose reader keeps up.
