@@ -51,6 +51,16 @@ def demo_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def window_model() -> Path:
+    """A model with sliding-window layers and a large vocabulary: Gemma 3 270M, without a chat template. Whoever runs
+    these tests fetches it under Google's terms (https://ai.google.dev/gemma/terms)."""
+    try:
+        return Store(cache_home() / "models", accept_terms=True).resolve("gemma3-270m")
+    except StartupError as error:
+        pytest.fail(f"these tests need gemma3-270m: {error.message}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
 def loaded_engine(demo_model: Path) -> Iterator[LlamaEngine]:
     engine = LlamaEngine(LlamaSettings(demo_model, "demo", cells=2048, slots=16, batch=256, drafts=32), time.monotonic)
     yield engine

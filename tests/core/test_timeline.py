@@ -67,3 +67,11 @@ def test_the_report_is_rounded_and_names_the_cached_tokens() -> None:
     assert report["receive"] == 0.123
     assert list(report) == [*STAGES, "ttft", "cached_tokens"]
     assert (report["ttft"], report["cached_tokens"]) == (63000.0, 7)
+
+
+def test_pacing_is_told_beside_the_stages_and_no_part_of_them() -> None:
+    timeline = whole()
+    plain = timeline.report()
+    timeline.pace = (0.0251, 0.06672)
+    assert timeline.report() == {**plain, "pace": {"mean_ms": 25.1, "max_ms": 66.72}}
+    assert sum(timeline.stages().values()) == pytest.approx(timeline.ttft())

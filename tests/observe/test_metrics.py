@@ -51,6 +51,18 @@ def test_requests_are_counted_by_route_and_outcome() -> None:
     assert values["headrace_requests_total", "cancelled", "/p"] == 1
 
 
+def test_delays_of_paced_streams() -> None:
+    one, paced = metrics(), record()
+    paced.delays = [0.0, 0.03, 0.4]
+    one.request(paced)
+    one.request(record())
+    values = samples(one)
+    assert values[("headrace_pace_delay_seconds_count",)] == 3
+    assert values["headrace_pace_delay_seconds_bucket", "0.0"] == 1
+    assert values["headrace_pace_delay_seconds_bucket", "0.05"] == 2
+    assert values["headrace_pace_delay_seconds_bucket", "0.4"] == 3
+
+
 def test_stages_and_ttft_of_a_stream() -> None:
     one = metrics()
     one.request(record())

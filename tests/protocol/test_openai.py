@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.request import BATCH, INTERACTIVE, ChatRequest, CompletionRequest, Decay, Message, Options, Sampling
+from headrace.core.request import (
+    BATCH,
+    INTERACTIVE,
+    ChatRequest,
+    CompletionRequest,
+    Decay,
+    Message,
+    Options,
+    Pacing,
+    Sampling,
+)
 from headrace.protocol import openai
 from headrace.protocol.openai import model_of, parse_chat, parse_completion, read
 
@@ -249,6 +259,21 @@ def test_refusals_of_inner_fields(of: Any) -> None:
 OURS_REFUSED: dict[str, list[Any]] = {
     "priority": ["", "Batch", "high", 0, 1, True, [], ["batch"], {}],
     "ttft_deadline_ms": [0, 0.99, -1, 600_000.5, 10**400, "800", True, [], {}],
+    "pace": [
+        "",
+        "on",
+        "window",
+        "window:",
+        "window:0",
+        "window:257",
+        "window:-1",
+        "window:1.5",
+        "window:٣",
+        3,
+        True,
+        {},
+    ],
+    "pace_max_delay_ms": [0, 0.99, 10_000.5, -1, "400", True, [], {}],
     "temperature_decay": [0, 0.95, True, "on", [], [10, 0.95, 0.4], {"temperature": 1}, {"every": 1, "Factor": 0.5}],
 }
 
@@ -274,6 +299,18 @@ def test_our_own_fields(of: Any) -> None:
     assert [options(ttft_deadline_ms=ms).deadline for ms in (1, 2.5, 600_000)] == [0.001, 0.0025, 600.0]
     assert options(temperature_decay={}).sampling.decay == Decay(10, 0.95, 0.4)
     assert options(temperature_decay={"floor": 0, "every": None}).sampling.decay == Decay(10, 0.95, 0.0)
+    assert options().pacing == options(pace="off").pacing == options(pace="window:1").pacing == Pacing()
+    assert options(pace="window:256").pacing == Pacing(window=256)
+    assert options(pace="adaptive", pace_max_delay_ms=1).pacing == Pacing(adaptive=True, max_delay_s=0.001)
+    assert options(pace_max_delay_ms=10_000).pacing == Pacing(max_delay_s=10.0)
+    assert [options(pace=pace).pacing.off for pace in ("off", "window:2", "adaptive")] == [True, False, False]
+    error = refusal(of, headrace={"pace": "window:300"})
+    assert error.message == (
+        'headrace.pace must be "off", "adaptive" or "window:N" with N from 1 to 256; got "window:300"'
+    )
+    assert refusal(of, headrace={"pace": "my secret"}).message.endswith("got a string")
+    error = refusal(of, headrace={"pace_max_delay_ms": 20_000})
+    assert error.message == "headrace.pace_max_delay_ms must be a number from 1 to 10000; got 20000"
     error = refusal(of, headrace={"temperature_decay": {"factor": 1.5}})
     assert error.param == "headrace.temperature_decay.factor"
     assert error.message == "headrace.temperature_decay.factor must be a number above 0 and at most 1; got 1.5"

@@ -131,6 +131,7 @@ class Client:
         self._extensions = extensions
 
     def call(self, method: str, path: str, *, headers: Pairs = (), chunks: Iterable[bytes] = (b"",)) -> Call:
+        path, _, query = path.partition("?")
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -138,7 +139,7 @@ class Client:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [*self._headers, *headers],
         }
         if self._extensions is not None:

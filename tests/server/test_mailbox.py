@@ -88,6 +88,23 @@ def test_a_reader_that_takes_nothing_is_kept_within_the_limit() -> None:
     assert sent <= 256 + 4
 
 
+def test_what_stays_held_after_a_write_counts_on() -> None:
+    engine = Engine()
+    box = mailbox(engine, events=8)
+    for _ in range(9):
+        box.put(delta())
+    box.take()
+    box.written(2)
+    assert engine.told == ["pause"], "a quarter is still held"
+    box.written(1)
+    assert engine.told == ["pause", "resume"]
+    for _ in range(7):
+        box.put(delta())
+    assert engine.told == ["pause", "resume"]
+    box.put(delta())
+    assert engine.told == ["pause", "resume", "pause"]
+
+
 @on_loop
 async def test_wakes_the_waiter_for_an_event_and_for_a_wake() -> None:
     box = mailbox(Engine())

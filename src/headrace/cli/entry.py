@@ -60,11 +60,12 @@ def serve(
 
 @headrace.command()
 @click.argument("name")
-def pull(name: str) -> int:
-    """Fetch a model, or check the one that is there: smollm2-135m, or hf:ORG/REPO/FILE.gguf."""
+@click.option("--accept-terms", is_flag=True, help="You have read the model's terms and accept them.")
+def pull(name: str, accept_terms: bool) -> int:
+    """Fetch a model, or check the one that is there: smollm2-135m, gemma3-270m, or hf:ORG/REPO/FILE.gguf."""
     from headrace.cli import pull as verb
 
-    return verb.run(name)
+    return verb.run(name, accept_terms=accept_terms)
 
 
 @headrace.command()

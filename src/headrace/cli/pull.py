@@ -43,15 +43,18 @@ class ProgressBar:
         self._bar.update(self._tasks[what], completed=done)
 
 
-def fetch(name: str) -> Path:
-    """Path of the model's file; fetched if need be. Raises StartupError."""
+def fetch(name: str, *, accept_terms: bool = False) -> Path:
+    """Path of the model's file; fetched if need be. Raises StartupError, also if its terms are not accepted."""
     with ProgressBar() as progress:
-        return Store(cache_home() / "models", progress=progress).resolve(name)
+        return Store(cache_home() / "models", progress=progress, accept_terms=accept_terms).resolve(name)
 
 
-def run(name: str) -> int:
+def run(name: str, *, accept_terms: bool = False) -> int:
     """The verb."""
-    path = fetch(name)
+    terms = CATALOG[name].terms if name in CATALOG else ""
+    if terms and accept_terms:
+        console(sys.stderr).print(f"{name} comes under the {CATALOG[name].licence}, which you accept: {terms}")
+    path = fetch(name, accept_terms=accept_terms)
     out = console(sys.stdout)
     licence = f" ({CATALOG[name].licence})" if name in CATALOG else ""
     out.print(f"{name}{licence} is at {path}")

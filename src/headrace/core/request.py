@@ -85,7 +85,12 @@ class Pacing:
     adaptive: bool = False
     """Evenly, at the rate at which it comes."""
     max_delay_s: float = 0.4
-    """What that may add to any piece of text."""
+    """What that may add to any piece of text; > 0."""
+
+    @property
+    def off(self) -> bool:
+        """Nothing is ever held."""
+        return self.window == 1 and not self.adaptive
 
 
 @dataclass(frozen=True, slots=True)

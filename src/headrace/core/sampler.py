@@ -234,7 +234,7 @@ def _largest(weights: Logits, k: int) -> Ids:
     """
     maxima = np.maximum.reduceat(weights, np.arange(0, len(weights), BLOCK))
     enough = len(maxima) - k
-    bound = np.partition(maxima, enough)[enough] if enough >= 0 else np.float32(0.0)
+    bound = np.partition(maxima, enough)[enough] if enough >= 0 else np.float32(-np.inf)
     some = np.flatnonzero(weights >= bound)
     values = weights[some]
     least = np.partition(values, len(values) - k)[len(values) - k]
@@ -255,11 +255,9 @@ def logprob(logits: Logits, token: int, top: int, piece: Callable[[int], bytes])
 
     best: tuple[tuple[int, bytes, float], ...] = ()
     if top:
-        ids = (
-            np.argpartition(logits, len(logits) - top)[len(logits) - top :]
-            if top < len(logits)
-            else np.arange(len(logits))
-        )
+        # A row that is broken has no largest ones; any will do.
+        fast = top < len(logits) and math.isfinite(peak)
+        ids = _largest(logits, top) if fast else np.argsort(-logits, kind="stable")[:top]
         ids = ids[np.argsort(-logits[ids], kind="stable")]
         best = tuple((int(i), piece(int(i)), value(int(i))) for i in ids)
     return TokenLogprob(token, piece(token), value(token), best)

@@ -48,6 +48,9 @@ class Timeline:
     prompt_tokens: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     """The engines that were tried, the one that answers last."""
+    pace: tuple[float, float] | None = None
+    """Seconds by which pacing held the pieces of text back: their mean and the longest. It lies behind the first text,
+    which is never held, so it is no part of TTFT."""
 
     def mark(self, marks: Marks, offset: float) -> None:
         """Take over the engine's stamps; `offset` (s) maps its clock to ours (`core.clock.offset`)."""
@@ -86,8 +89,8 @@ class Timeline:
         return ", ".join(parts)
 
     def report(self) -> dict[str, Any]:
-        """The `headrace.timeline` object of the last chunk: milliseconds a stage, `ttft`, `cached_tokens`; and, if more
-        than one engine was tried, `attempts`."""
+        """The `headrace.timeline` object of the last chunk: milliseconds a stage, `ttft`, `cached_tokens`; if more
+        than one engine was tried, `attempts`; of a paced stream `pace`."""
         ttft = self.ttft()
         out: dict[str, Any] = {
             **{name: round(ms, 3) for name, ms in self.stages().items()},
@@ -96,6 +99,9 @@ class Timeline:
         }
         if len(self.attempts) > 1:
             out["attempts"] = [self._tried(attempt) for attempt in self.attempts]
+        if self.pace is not None:
+            mean, longest = self.pace
+            out["pace"] = {"mean_ms": round(mean * 1e3, 3), "max_ms": round(longest * 1e3, 3)}
         return out
 
     def _tried(self, attempt: Attempt) -> dict[str, Any]:

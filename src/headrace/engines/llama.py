@@ -120,6 +120,9 @@ class LlamaEngine:
         params.flash_attn_type = int(settings.flash_attention)
         params.type_k = params.type_v = _KV_TYPES[settings.kv_type]
         params.kv_unified = True
+        # Layers with a sliding window would otherwise forget what has left it: a prefix that is cut there, or a wrong
+        # guess taken back, would go on from cells that are gone. It costs the memory that the window would save.
+        params.swa_full = True
         params.abort_callback = ABORT_CALLBACK
         params.abort_callback_data = ctypes.cast(self._abort, ctypes.c_void_p)
         self._params = params

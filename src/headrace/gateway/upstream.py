@@ -191,7 +191,10 @@ class Upstream:
             raise EngineUnavailable("the engine is not there any more; try again shortly")
         most = self._max_concurrency
         if most and self.server.running >= most:
-            raise Overloaded(f"the engine answers {self.server.running} requests, its limit is {most}; try again later")
+            raise Overloaded(
+                f"the engine answers {self.server.running} requests, its limit is {most}; try again later",
+                reason="queue_full",
+            )
         self.server.submit(part, sink)
 
     def cancel(self, rid: int) -> None:

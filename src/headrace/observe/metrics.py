@@ -33,6 +33,7 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
 STAGE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *TTFT_BOUNDS)
 ITL_BOUNDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+PACE_BOUNDS = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0, 10.0)
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 Row = tuple[str, str, Callable[[EngineStats], float]]
@@ -104,6 +105,7 @@ class Metrics:
         self._ttft = Histogram(TTFT_BOUNDS)
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
         self._itl = Histogram(ITL_BOUNDS)
+        self._pace = Histogram(PACE_BOUNDS)
         self._lag = Histogram(LAG_BOUNDS)
         self.open_streams = 0
         """Set by whoever opens and closes them."""
@@ -126,6 +128,7 @@ class Metrics:
         if record.stream and ttft is not None:
             self._ttft.observe(ttft / 1e3)
         self._itl.observe_all(record.gaps)
+        self._pace.observe_all(record.delays)
 
     def lag(self, late: float) -> None:
         """The event loop ran a timer `late` s after its time."""
@@ -161,6 +164,7 @@ class Metrics:
             stages.add_metric((stage,), histogram.buckets(), histogram.total)
         yield stages
         yield _histogram("headrace_inter_token_seconds", "Gaps between writes that carry text.", self._itl)
+        yield _histogram("headrace_pace_delay_seconds", "By how much pacing held pieces of text back.", self._pace)
         yield _histogram("headrace_event_loop_lag_seconds", "How late timers ran while streams were open.", self._lag)
         yield GaugeMetricFamily("headrace_open_streams", "Event streams being answered.", self.open_streams)
         yield from self._of_engines()

@@ -49,6 +49,8 @@ class Record:
     total_s: float = 0.0
     gaps: list[float] = field(default_factory=list)
     """Between writes that carried text, in s."""
+    delays: list[float] = field(default_factory=list)
+    """By which pacing held each piece of text back, in s; empty without it."""
 
 
 def outcome_of(error: HeadraceError) -> Outcome:

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.events import Delta, FinishReason, TokenLogprob
+from headrace.core.errors import HeadraceError
+from headrace.core.events import Delta, FinishReason, Relayed, TokenLogprob
 from headrace.core.request import Options
 from headrace.protocol import sse
+from headrace.protocol.envelope import error_event
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -52,8 +54,47 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Answer(ABC):
-    """The encoder of one response. It remembers which choices have begun: one response, one encoder."""
+class Encoder(ABC):
+    """What a stream writes for what it is told. It remembers what has begun: one response, one encoder."""
+
+    passes = True
+    """What another server wrote goes on as it is, its end too."""
+
+    @abstractmethod
+    def begin(self, index: int) -> None:
+        """The choice was begun by another server: its first chunk is out."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Whole events for `delta`; b"" if nothing in it is for the client."""
+
+    @abstractmethod
+    def finish(self, index: int, reason: FinishReason, timeline: Mapping[str, Any] | None) -> bytes:
+        """The choice's last chunk, with `headrace.timeline` if given."""
+
+    @abstractmethod
+    def timing(self, timeline: Mapping[str, Any]) -> bytes:
+        """`headrace.timeline` for an answer whose last chunk another server made."""
+
+    @abstractmethod
+    def end(self, usage: Usage | None) -> bytes:
+        """The end of a stream that went well."""
+
+    def relayed(self, event: Relayed) -> bytes:
+        """Whole events for what another server wrote."""
+        return event.raw
+
+    def error(self, error: HeadraceError) -> bytes:
+        """The end of a stream that did not."""
+        return error_event(error)
+
+    def joined(self, chunks: Sequence[bytes]) -> bytes:
+        """What goes out in one write."""
+        return b"".join(chunks)
+
+
+class Answer(Encoder):
+    """OpenAI's answers."""
 
     _OBJECT: str
     _CHUNK: str
@@ -76,7 +117,6 @@ class Answer(ABC):
         self._after = self._AFTER + self._NO_LOGPROBS + b',"finish_reason":null}]' + self._closing
 
     def begin(self, index: int) -> None:
-        """The choice was begun by another server: its first chunk is out."""
         self._before[index] = self._opening + b'{"index":%d,' % index + self._BEFORE
 
     def timing(self, timeline: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.core.errors import InvalidRequest, Unsupported
-from headrace.core.request import Decay
+from headrace.core.request import Decay, Pacing
 
 T = TypeVar("T")
 Parser = Callable[[str, Any], T]
@@ -21,6 +21,7 @@ Parser = Callable[[str, Any], T]
 MAX_INT = 2**31 - 1
 MAX_STOPS = 4
 MAX_BIAS = 100.0
+MAX_WINDOW = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,22 @@ def decay(name: str, value: Any) -> Decay:
             f"{name} may hold every, factor and floor; got {unknown} other field{'s'[: unknown > 1]}", param=name
         )
     return Decay(every.read(given), factor.read(given), floor.read(given))
+
+
+def pace(name: str, value: Any) -> Pacing:
+    """One of "off", "adaptive" and "window:N"."""
+    if value == "off":
+        return Pacing()
+    if value == "adaptive":
+        return Pacing(adaptive=True)
+    window = value.removeprefix("window:") if isinstance(value, str) and value.startswith("window:") else ""
+    # As for token ids: few digits, so that int() has no long work on hostile ones.
+    digits = window.isascii() and window.isdigit() and len(window) <= 10
+    if digits and 1 <= int(window) <= MAX_WINDOW:
+        return Pacing(window=int(window))
+    rule = f'"off", "adaptive" or "window:N" with N from 1 to {MAX_WINDOW}'
+    given = f'"window:{window}"' if digits else shown(value)
+    raise InvalidRequest(f"{name} must be {rule}; got {given}", param=name)
 
 
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ sees the last value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from headrace.core.errors import InvalidRequest
-from headrace.core.request import BATCH, INTERACTIVE, ChatRequest, CompletionRequest, Decay, Options, Sampling
+from headrace.core.request import BATCH, INTERACTIVE, ChatRequest, CompletionRequest, Decay, Options, Pacing, Sampling
 from headrace.protocol.fields import (
     MAX_INT,
     Field,
@@ -29,6 +30,7 @@ from headrace.protocol.fields import (
     nested_deeper,
     number,
     one_of,
+    pace,
     shown,
     stop_strings,
     text,
@@ -68,6 +70,8 @@ CACHE: Field[bool] = Field("headrace.cache", boolean, True)
 TEMPERATURE_DECAY: Field[Decay | None] = Field("headrace.temperature_decay", decay, None)
 PRIORITY: Field[int] = Field("headrace.priority", one_of({"interactive": INTERACTIVE, "batch": BATCH}), INTERACTIVE)
 RESUME: Field[bool] = Field("headrace.resume", boolean, False)
+PACE: Field[Pacing] = Field("headrace.pace", pace, Pacing())
+PACE_MAX_DELAY_MS: Field[float] = Field("headrace.pace_max_delay_ms", number(1, 10_000), 400.0)
 TTFT_DEADLINE_MS: Field[float | None] = Field("headrace.ttft_deadline_ms", number(1, 600_000), None)
 
 # Chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,6 +229,7 @@ def _options(fields: Mapping[str, Any], sampling: Sampling, max_tokens: int | No
         priority=PRIORITY.read(ours),
         deadline=None if deadline_ms is None else deadline_ms / 1000,
         resume=RESUME.read(ours),
+        pacing=replace(PACE.read(ours), max_delay_s=PACE_MAX_DELAY_MS.read(ours) / 1000),
     )
 
 

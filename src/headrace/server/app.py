@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -44,13 +45,15 @@ from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
 from headrace.observe.record import OTHER, Outcome, outcome_of
 from headrace.protocol.openai import common_options, model_of, read
-from headrace.server.attempts import LONG_BODY, Attempts
+from headrace.server.attempts import LONG_BODY, Attempts, Encoding, openai_answer
 from headrace.server.body import read_body
 from headrace.server.cors import Cors
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.live import Live
 from headrace.server.mirroring import compare
+from headrace.server.paced import stream_of
 from headrace.server.page import Page
+from headrace.server.plain import plain_routes
 from headrace.server.recent import Recent
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import Stream, StreamLimits
@@ -121,6 +124,7 @@ class App:
             Route("/v1/models/{name}", {"GET": self._show_model}),
             Route("/v1/chat/completions", {"POST": self._chat}),
             Route("/v1/completions", {"POST": self._completion}),
+            *plain_routes(self, clock),
             Route("/tokenize", {"POST": self._tokenize}),
             Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/", {"GET": self._show_page}, public=True),
@@ -221,29 +225,33 @@ class App:
     # Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _chat(self, exchange: Exchange) -> None:
-        await self._generate(exchange, await self._ask(exchange, chat=True), "chatcmpl-")
+        await self.generate(exchange, self.ask(exchange, *await self.body(exchange), chat=True), "chatcmpl-")
 
     async def _completion(self, exchange: Exchange) -> None:
-        await self._generate(exchange, await self._ask(exchange, chat=False), "cmpl-")
+        await self.generate(exchange, self.ask(exchange, *await self.body(exchange), chat=False), "cmpl-")
 
-    async def _ask(self, exchange: Exchange, *, chat: bool) -> Ask:
-        """The body, as far as it must be known before there is an engine. Raises whatever is wrong with it."""
+    async def body(self, exchange: Exchange) -> tuple[Mapping[str, Any], int]:
+        """The body's object, and its bytes. Raises InvalidRequest, BodyTooLarge, ClientGone."""
         body = await read_body(exchange, limit=self._body_limit)
         exchange.timeline.body = self._clock()
         if len(body) < LONG_BODY:
-            fields = read(body)
-        else:
-            fields = await asyncio.get_running_loop().run_in_executor(self._threads, read, body)
+            return read(body), len(body)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read, body), len(body)
+
+    def ask(self, exchange: Exchange, fields: Mapping[str, Any], size: int, *, chat: bool) -> Ask:
+        """A request, as far as it must be known before there is an engine. Raises whatever is wrong with it."""
+        if exchange.timeline.body is None:
+            exchange.timeline.body = self._clock()
         alias = self._alias(model_of(fields), exchange)
         options, caller = common_options(fields), exchange.caller
         options = replace(options, priority=max(options.priority, caller.priority))
         exchange.record.stream = options.stream
         request_id = exchange.request_id
-        return Ask(chat, alias, fields, len(body), options, self._seed(), caller.salt, request_id=request_id)
+        return Ask(chat, alias, fields, size, options, self._seed(), caller.salt, request_id=request_id)
 
     def _alias(self, name: str, exchange: Exchange) -> str:
         """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
-        aliases = self._aliases(exchange)
+        aliases = self.aliases(exchange)
         if name not in aliases and name in self.fleet.aliases:
             exchange.record.model = name
             allowed = ", ".join(sorted(aliases)) or "none that is served here"
@@ -256,12 +264,12 @@ class App:
         exchange.record.model = name
         return name
 
-    def _aliases(self, exchange: Exchange) -> Collection[str]:
+    def aliases(self, exchange: Exchange) -> Collection[str]:
         """Those that the caller may know of."""
         allowed = exchange.caller.models
         return [name for name in self.fleet.aliases if allowed is None or name in allowed]
 
-    async def _generate(self, exchange: Exchange, ask: Ask, prefix: str) -> None:
+    async def generate(self, exchange: Exchange, ask: Ask, prefix: str, encoding: Encoding = openai_answer) -> None:
         """From a request to the last byte of its answer. Leaves nothing behind, whatever happens."""
         if self._draining:
             raise Draining("the server is shutting down; try again shortly")
@@ -273,7 +281,9 @@ class App:
             queue_timeout_s=self._limits.queue_timeout_s,
         )
         identity = f"{prefix}{self._new_id()}", int(self._wall())
-        attempts = Attempts(self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity)
+        attempts = Attempts(
+            self.fleet, live, ask, exchange.record, self._clock, self._rids, identity=identity, encoding=encoding
+        )
         shadow: Shadow | None = None
         self._live.add(live)
         if not ask.options.stream:
@@ -284,7 +294,7 @@ class App:
             if self._mirror is not None:
                 shadow = self._mirror.offer(ask, exchange.record.engine)
             if ask.options.stream:
-                await self._stream(Stream(exchange, live, attempts, self._limits, self._clock))
+                await self._stream(stream_of(exchange, live, attempts, self._limits, self._clock))
             else:
                 await answer_whole(exchange, live, attempts, self._clock)
         except BaseException as error:
@@ -315,7 +325,7 @@ class App:
     # Everything else ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _list_models(self, exchange: Exchange) -> None:
-        data = [self._card(name) for name in self._aliases(exchange)]
+        data = [self._card(name) for name in self.aliases(exchange)]
         await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
     async def _show_model(self, exchange: Exchange) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from headrace.core.clock import Clock
@@ -21,13 +21,24 @@ from headrace.core.request import Ask
 from headrace.core.timeline import Attempt
 from headrace.gateway.backend import End, Fleet, Lease, Work
 from headrace.observe.record import Record
-from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer
+from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Encoder
 from headrace.server.live import Live
 
 LONG_BODY = 100_000
 """Bytes from which on a body is parsed on a thread."""
 
+Encoding = Callable[[str, int, Ask, Work], Encoder]
+"""(id, created, request, work) → the encoder of its answer"""
+
 log = logging.getLogger(__name__)
+
+
+def openai_answer(id: str, created: int, ask: Ask, work: Work) -> Answer:
+    """What the request's own path answers with."""
+    options = work.options or ask.options
+    if ask.chat:
+        return ChatAnswer(id, created, ask.model, options=options)
+    return CompletionAnswer(id, created, ask.model, options=options, echo=work.echo)
 
 
 class Attempts:
@@ -43,9 +54,10 @@ class Attempts:
         rids: Iterator[int],
         *,
         identity: tuple[str, int],
+        encoding: Encoding = openai_answer,
     ) -> None:
         self.ask = ask
-        self.answer: Answer
+        self.answer: Encoder
         """The encoder of what is not relayed as it is."""
         self._fleet = fleet
         self._live = live
@@ -53,6 +65,7 @@ class Attempts:
         self._clock = clock
         self._rids = rids
         self._identity = identity
+        self._encoding = encoding
         self._lease: Lease | None = None
         self._family = ""
         self._tried: set[str] = set()
@@ -141,15 +154,11 @@ class Attempts:
 
     def _answer(self, work: Work) -> None:
         """The encoder: it stays the same while one answer goes on, and takes over the identity that was begun with."""
-        ask, begun = self.ask, self._live.timeline.delivered is not None
+        begun = self._live.timeline.delivered is not None
         if begun and self._live.identity is None:
             return
         id, created = (self._live.identity if begun else None) or self._identity
-        options = work.options or ask.options
-        if ask.chat:
-            self.answer = ChatAnswer(id, created, ask.model, options=options)
-        else:
-            self.answer = CompletionAnswer(id, created, ask.model, options=options, echo=work.echo)
+        self.answer = self._encoding(id, created, self.ask, work)
         if begun:
             self.answer.begin(0)
             self._live.identity = None

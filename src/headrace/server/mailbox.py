@@ -84,11 +84,12 @@ class Mailbox:
             self._text = 0
         return events
 
-    def written(self) -> None:
-        """What was taken has left for the socket."""
-        self._held_events = 0
-        self._held_text = 0
-        if self._paused and len(self._events) * 4 < self._max_events and self._text * 4 < self._max_text:
+    def written(self, events: int = 0, text: int = 0) -> None:
+        """What was taken has left for the socket; but for so much of it, which stays held."""
+        self._held_events = events
+        self._held_text = text
+        few = (len(self._events) + events) * 4 < self._max_events
+        if self._paused and few and (self._text + text) * 4 < self._max_text:
             self._paused = False
             self._resume()
 

@@ -17,8 +17,9 @@ def compare(shadow: Shadow, live: Live, record: Record) -> None:
     if live.gone or (live.failure is None and live.remaining):
         shadow.cancel()
         return
-    streamed = record.stream
-    seen = Seen(live.failure is None, live.first_s if streamed else None, tuple(record.gaps) if streamed else ())
+    # Gaps of a paced answer say how it was paced, not how fast its engine is.
+    gaps = tuple(record.gaps) if record.stream and not record.delays else ()
+    seen = Seen(live.failure is None, live.first_s if record.stream else None, gaps)
     shadow.close(seen, live.text if shadow.compares else None)
 
 

@@ -8,7 +8,8 @@ The life of a stream:
 Rules: the head is held until the first text, so that its status is honest and its `Server-Timing` complete; while
 the request is queued nothing at all is sent. All events that are there when a write begins go out in that one
 write. A stream that was begun ends exactly once: with `[DONE]`, or with one error event. An engine that fails is
-replaced if that can be done without the reader seeing it. Time comes from the clock and from `tick`, never from timers.
+replaced if that can be done without the reader seeing it. Time comes from the clock and from `tick`, never from timers:
+a timer a token costs more than the token; only a paced stream, which asked to be woken, has one (`paced.PacedStream`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from headrace.core.errors import InternalError
 from headrace.core.events import Admitted, Answered, Delta, Finished, Relayed
 from headrace.observe.fault import report_fault
 from headrace.observe.record import outcome_of
-from headrace.protocol.envelope import error_event
 from headrace.protocol.sse import COMMENT, DONE
 from headrace.server.attempts import Attempts
 from headrace.server.exchange import ClientGone, Exchange
@@ -145,8 +145,7 @@ class Stream:
 
     async def _run(self) -> None:
         live, exchange = self._live, self._exchange
-        if exchange.channel is not None:
-            live.mailbox.direct = self._direct
+        self._listen()
         while True:
             self._encode(live.mailbox.take())
             if live.gone:
@@ -168,8 +167,17 @@ class Stream:
                     return
             else:
                 if not self._out:
-                    live.mailbox.written()  # events that gave nothing to write must not count as unread
+                    self._left()  # events that gave nothing to write must not count as unread
                 await live.mailbox.wait()
+
+    def _listen(self) -> None:
+        """Take what can be written at once without a detour."""
+        if self._exchange.channel is not None:
+            self._live.mailbox.direct = self._direct
+
+    def _left(self) -> None:
+        """What was taken from the mailbox has left."""
+        self._live.mailbox.written()
 
     async def _recover(self) -> bool:
         """Let another engine take over. Raises ClientGone."""
@@ -200,9 +208,9 @@ class Stream:
             if index < 0:
                 continue
             if isinstance(event, Relayed):
-                self._relayed = True
-                if event.raw:
-                    out.append(event.raw)
+                self._relayed = answer.passes
+                if chunk := answer.relayed(event):
+                    out.append(chunk)
                 self._text = self._text or bool(event.text)
             elif isinstance(event, Delta):
                 self._relayed = False
@@ -284,13 +292,13 @@ class Stream:
         self._writing = None
         self._last_write = now
         self._beat_due = False
-        self._live.mailbox.written()
+        self._left()
 
     def _body(self, *, over: bool) -> bytes:
         """What is written now. Chunks without text, the role among them, wait for the first text: until that is out
         another engine may begin anew."""
         if over or self._last_text is not None:
-            body = b"".join(self._out)
+            body = self._answer.joined(self._out)
             self._out.clear()
             return body
         return COMMENT
@@ -298,7 +306,7 @@ class Stream:
     async def _break_off(self, error: Any) -> None:
         """End a begun stream with one error event; what was encoded before goes first."""
         self._exchange.record.outcome = outcome_of(error)
-        self._out.append(error_event(error))
+        self._out.append(self._answer.error(error))
         await self._write(more=False)
 
     def _stamp(self) -> None:

@@ -35,6 +35,7 @@ async def answer_whole(exchange: Exchange, live: Live, attempts: Attempts, clock
     if parts.text:
         live.timeline.delivered = clock()
     report = live.timeline.report() if attempts.ask.options.timings else None
+    assert isinstance(attempts.answer, Answer)
     body = parts.body(attempts.answer, live.usage(), report)
     await exchange.answer(200, body, headers=((b"server-timing", live.timeline.server_timing().encode()),))
 
