@@ -71,6 +71,8 @@ class Live:
         """Seconds from the submit of the engine that gave the first text to that text."""
         self.first_text: Callable[[float], None] | None = None
         """Told then: how many seconds after the submit that was."""
+        self.leaving: Callable[[], object] | None = None
+        """Called when the client leaves: what is waited for meanwhile is given up."""
         self.identity: tuple[str, int] | None = None
         """`id` and `created` of an answer that another server began."""
         self._queue_timeout_s = queue_timeout_s
@@ -242,6 +244,8 @@ class Live:
     def leave(self) -> None:
         """The client is gone: stop the engine, tell the response."""
         self.gone = True
+        if self.leaving is not None:
+            self.leaving()
         self.cancel()
         self.mailbox.wake()
 
