@@ -28,6 +28,7 @@ from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server import launch
 from headrace.server.app import App
+from headrace.server.cors import Cors
 from headrace.server.mirroring import mirror_routes
 from headrace.server.page import load_page
 from headrace.server.slice import shorten
@@ -68,6 +69,7 @@ async def _serve(
     server = config.server
     if server.slice_us:
         shorten(server.slice_us)
+    cors = Cors.of(server.cors_origins)
     guard = entrance.guard
     sock = launch.listen(server.host, server.port, guarded=guard.guarded or server.insecure)
 
@@ -87,6 +89,7 @@ async def _serve(
         guard=guard,
         mirror=mirror,
         page=load_page(),
+        cors=cors,
         rows=admin.rows,
         body_limit=server.body_limit_bytes,
         limits=make_stream_limits(config),
@@ -100,6 +103,7 @@ async def _serve(
             sock,
             beside=admin.beside(app),
             drain_s=server.drain_s,
+            head_timeout_s=server.head_timeout_s,
             start=lambda: fleet.load(pool, config),
             ready=lambda: on_ready(launch.url_of(sock)),
         )

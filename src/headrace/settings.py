@@ -86,8 +86,13 @@ class Server:
     admin_port: int = _row(0, "", low=0, high=65535, help=
         "Port of its own for the admin API; 0 serves it on the main address.")
     insecure: bool = _row(False, "", help="Allow a non-loopback address without a key.")
+    cors_origins: str = _row("", "", help=
+        "Origins whose web pages may call the API from a browser, comma-separated, as `https://chat.example.org`; "
+        "`*` allows all. Empty allows none but our own page.")
     body_limit_bytes: int = _row(10 * MIB, "bytes", low=1024, high=1024 * MIB, help=
         "Largest request body; a larger one is answered with 413.")
+    head_timeout_s: float = _row(30.0, "s", low=0.1, high=3600, help=
+        "How long a request's line and headers may take to arrive; a body must bring at least 1 KiB in that time.")
     header_hold_s: float = _row(1.0, "s", low=0, high=60, help=
         "How long a stream's headers wait for the first text, so that they carry its timing and an honest status.")
     heartbeat_s: float = _row(15.0, "s", low=0.1, high=3600, help=

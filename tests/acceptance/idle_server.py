@@ -1,7 +1,7 @@
 """A server in a process of its own whose streams only wait: `python idle_server.py` prints its port, then serves.
 
-The engine admits every generation at once. One whose prompt holds the byte `?` is never answered, so its stream
-carries heartbeats and nothing else; any other one is answered with "ok".
+The engine answers a generation with "ok" at once, but for two kinds: one whose prompt holds the byte `?` is admitted
+and never answered, so its stream carries heartbeats and nothing else; one with the byte `!` stays in the queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.server.app import App
 from headrace.server.stream import StreamLimits
 from headrace.testing import CHATML, CONTROL, ScriptedTokenizer
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
 
 
 class IdleEngine:
@@ -51,6 +51,8 @@ class IdleEngine:
 
     def submit(self, generation: Generation, sink: Sink) -> None:
         rid = generation.rid
+        if ord("!") in generation.prompt:
+            return
         sink(Admitted(rid, 0, 0))
         if ord("?") not in generation.prompt:
             sink(Delta(rid, 0, "ok", 1))
@@ -74,7 +76,7 @@ async def main() -> int:
         {"idle": ServedModel(engine, tokenizer, template, PieceEncoder(tokenizer, max_bytes=1 << 20))},
         Metrics({"idle": engine}),
         AccessLog(time.time),
-        limits=StreamLimits(header_hold_s=0.0, heartbeat_s=HEARTBEAT_S),
+        limits=StreamLimits(header_hold_s=0.0, heartbeat_s=HEARTBEAT_S, queue_timeout_s=3600.0),
     )
     port = sock.getsockname()[1]
     return await launch.serve(app, sock, ready=lambda: _tell(port))

@@ -49,6 +49,7 @@ from headrace.observe.accesslog import LOGGER, AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.server.app import BODY_LIMIT, App
+from headrace.server.cors import Cors
 from headrace.server.stream import StreamLimits
 from headrace.server.streams import LogLimits
 from headrace.testing import CHATML, Script, ScriptedEngine
@@ -259,6 +260,7 @@ async def scripted(
     bounds: Mapping[str, Any] | None = None,
     shut: bool = False,
     key: str | None = None,
+    cors: Cors | None = None,
     guard: Guard | None = None,
     aliases: Sequence[str] = (MODEL,),
     limits: Mapping[str, Any] | None = None,
@@ -299,6 +301,7 @@ async def scripted(
         AccessLog(time.time),
         mirror=mirror,
         key=key,
+        cors=cors,
         guard=guard,
         body_limit=body_limit,
         limits=stream_limits,

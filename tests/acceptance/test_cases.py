@@ -13,17 +13,13 @@ CASES = range(1, 68)
 
 TOOLS = "tool calls: refused by name until they exist"
 STRUCTURED = "structured output: refused by name until it exists"
-WIRE = "HTTP/2, and checks through proxies"
+WIRE = "the checks of proxies that `headrace doctor` makes"
 FRONT = "the client package and its hook; today's page has tests of its own"
-METRICS = "a case of its own for what tests/observe and tests/server check today"
 
 LATER: dict[int, str] = {
     28: TOOLS,
     29: TOOLS,
     31: STRUCTURED,
-    54: "cross-origin pages: no origin is allowed yet",
-    63: METRICS,
-    64: WIRE,
     65: WIRE,
     66: FRONT,
     67: FRONT,

@@ -14,6 +14,7 @@ import uvloop
 
 from headrace.server.app import App
 from headrace.server.launch import Service, listen
+from headrace.server.wire import HEAD_TIMEOUT_S
 
 TEST_S = 60.0
 
@@ -83,10 +84,14 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: App, *, drain_s: float = 30.0, start: Callable[[], Awaitable[None]] | None = None
+    app: App,
+    *,
+    drain_s: float = 30.0,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
+    start: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Running]:
     sock = listen("127.0.0.1", 0, guarded=False)
-    service = Service(app, sock, drain_s=drain_s, start=start)
+    service = Service(app, sock, drain_s=drain_s, head_timeout_s=head_timeout_s, start=start)
     task = asyncio.get_running_loop().create_task(service.run())
     running = Running(service, task, sock.getsockname()[1])
     try:

@@ -360,6 +360,33 @@ async def test_an_answer_that_is_more_than_text_is_not_continued() -> None:
 
 
 @on_loop
+async def test_a_client_that_leaves_does_not_wait_for_who_would_continue() -> None:
+    class Asking(HandUpstream):
+        given_up = False
+
+        async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.given_up = True
+                raise
+            raise AssertionError
+
+    a, b = HandEngine(), Asking()
+    fleet = HandFleet({"a": a, "b": b})
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.say("one")
+        await settle()
+        a.fail()
+        await settle()
+        call.hang_up()
+        await call.task
+    assert b.given_up
+    assert fleet.ends == [("a", ["failed"]), ("b", ["cancelled"])]
+
+
+@on_loop
 async def test_a_client_that_leaves_ends_the_attempt() -> None:
     a, _, fleet = two()
     app = fleet_server(fleet)

@@ -163,6 +163,26 @@ async def test_a_client_that_leaves_stops_the_engine_at_once() -> None:
 
 
 @on_loop
+async def test_a_server_that_tells_of_leaving_needs_no_task_for_it() -> None:
+    engine, told = HandEngine(), list[Any]()
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nobody receives")
+
+    one = live()
+    before = asyncio.all_tasks()
+    one.watch(receive, told.append)
+    assert asyncio.all_tasks() == before
+    one.submit(model(engine), job(1))
+    told[0]()
+    assert engine.cancelled == [1]
+    with pytest.raises(ClientGone):
+        one.check()
+    await one.close()
+    assert told[1:] == [None], "it wants to hear no more"
+
+
+@on_loop
 async def test_a_server_that_fails_in_receive_has_lost_its_client() -> None:
     async def receive() -> dict[str, Any]:
         raise RuntimeError("broken")

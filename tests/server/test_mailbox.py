@@ -137,3 +137,16 @@ async def test_a_cancelled_waiter_can_be_followed_by_another() -> None:
     box.put(delta())
     await box.wait()
     assert box.take() == [delta()]
+
+
+def test_a_closed_one_tells_nobody_and_holds_nobody() -> None:
+    engine = Engine()
+    box = mailbox(engine, events=2)
+    box.direct = lambda event: True
+    box.close()
+    assert box.direct is None
+    for _ in range(5):
+        box.put(delta())
+    box.take()
+    box.written()
+    assert engine.told == []

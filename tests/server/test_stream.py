@@ -278,3 +278,51 @@ async def test_a_stream_that_speaks_needs_no_heartbeat() -> None:
             app.ticker.tick(clock.now)
             await settle()
         assert COMMENT not in call.body
+
+
+@on_loop
+async def test_says_when_to_look_again_and_what_comes_in_between_is_not_missed() -> None:
+    """A look that is put off must not make a head, a heartbeat or a timeout late by more than a tick."""
+    limits = StreamLimits(header_hold_s=2.0, heartbeat_s=10.0, write_timeout_s=30.0, queue_timeout_s=60.0)
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=limits)
+    ticker = app.ticker
+
+    async def until(seconds: float) -> None:
+        """Let the ticker's time pass, tick by tick."""
+        end = clock.now + seconds
+        while clock.now < end:
+            clock.now += ticker.interval
+            ticker._fire(clock.now)
+            await settle()
+
+    async with Client(app).chat(stream=True) as call:
+        await until(5.0)
+        assert call.sent == []
+        engine.admit()
+        await settle()
+        await until(1.5)
+        assert call.sent == [], "the head waits for text"
+        await until(0.5)
+        assert call.status == 200, "and not for longer than it may"
+        writes = len(call.writes)
+        await until(9.5)
+        assert len(call.writes) == writes
+        await until(0.5)
+        assert len(call.writes) == writes + 1, "a heartbeat"
+        await until(5.0)
+        call.gate.clear()
+        engine.say("a")
+        await settle()
+        assert call.blocked == 1
+        await until(29.5)
+        assert app.running == 1
+        await until(0.75)
+        assert app.running == 0, "a reader that takes nothing is dropped"
+    assert engine.cancelled == [engine.rid]
+
+    async with Client(app).chat(stream=True) as call:
+        await until(59.5)
+        assert call.sent == []
+        await until(0.75)
+        assert call.status == 503

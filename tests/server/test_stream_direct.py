@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from headrace.protocol.sse import COMMENT
 from headrace.server.exchange import CHANNEL
 from headrace.server.stream import StreamLimits
 from server.asgi_driver import Call, Client, on_loop, settle
@@ -141,3 +142,31 @@ async def test_over_a_socket_each_chunk_is_one_well_formed_piece() -> None:
         text = "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
         assert text == "".join(f"{number} " for number in range(50))
         assert body.endswith(b"data: [DONE]\n\n")
+
+
+@on_loop
+async def test_a_heartbeat_is_written_without_waking_the_stream() -> None:
+    engine, channel, clock = HandEngine(), HandChannel(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(heartbeat_s=10.0))
+    async with Client(app, extensions={CHANNEL: channel}).chat(stream=True) as call:
+        channel.call = call
+        engine.admit()
+        engine.say("a")
+        await settle()
+        clock.now += 9.0
+        app.ticker.tick(clock.now)
+        assert channel.written == []
+        clock.now += 1.0
+        app.ticker.tick(clock.now)
+        assert channel.written == [COMMENT]
+        app.ticker.tick(clock.now)
+        assert channel.written == [COMMENT], "the next one is due ten seconds later"
+        channel.open = False
+        clock.now += 10.0
+        app.ticker.tick(clock.now)
+        assert channel.written == [COMMENT]
+        await settle()
+        assert call.writes[-1] == COMMENT, "it went the long way"
+        engine.finish()
+        await call.task
+        assert call.events()[-1] == "[DONE]"

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
+from headrace.server.head import MAX_HEAD
 from headrace.server.stream import StreamLimits
-from headrace.server.wire import MAX_HEAD
+from headrace.server.wire import MIN_BODY, WireProtocol, protocol
 from server.asgi_driver import settle
 from server.hand_engine import HandEngine, Hands, server
-from server.socket_client import on_uvloop, serving, until
+from server.socket_client import Running, on_uvloop, serving, until
+
+START = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+SOON_S = 0.05
+
+
+def only(running: Running) -> WireProtocol:
+    """The connection that there is, as the server has it."""
+    (found,) = running.service._http.server_state.connections
+    assert isinstance(found, WireProtocol)
+    return found
 
 
 @on_uvloop
@@ -58,3 +70,114 @@ async def test_a_reader_that_takes_nothing_loses_its_connection() -> None:
         app.ticker.tick(clock.now + 60.0)
         assert engine.cancelled == [engine.rid]
         await until(lambda: app.running == 0)
+
+
+@on_uvloop
+async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
+    async with serving(server(HandEngine()), head_timeout_s=SOON_S) as running:
+        for sent in (b"P", START, START + b"X: y", START + b"X: y\r\n", b"\r\n"):
+            connection = await running.connect()
+            connection.writer.write(sent)
+            status, headers, body = await connection.answer()
+            assert (status, headers["connection"]) == (408, "close")
+            assert body["error"]["code"] == "request_timeout"
+            assert await connection.reader.read() == b""
+        silent = await running.connect()
+        assert await silent.reader.read() == b"", "who never said anything is told nothing"
+        await until(lambda: not running.service._http.server_state.connections)
+
+
+@on_uvloop
+async def test_a_body_that_stalls_is_not_waited_for() -> None:
+    engine = HandEngine()
+    app = server(engine)
+    async with serving(app, head_timeout_s=SOON_S) as running:
+        for sent in (b"Content-Length: 9\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"):
+            connection = await running.connect()
+            connection.writer.write(START + sent)
+            assert (await connection.answer())[0] == 408
+            assert await connection.reader.read() == b""
+        await until(lambda: not running.service._http.server_state.connections)
+        assert app.running == 0
+        assert not engine.generations
+
+
+@on_uvloop
+async def test_a_body_that_comes_slowly_and_steadily_is_waited_for() -> None:
+    async with serving(server(HandEngine())) as running:
+        connection = await running.connect()
+        connection.writer.write(START + b"Content-Length: %d\r\n\r\n" % (4 * MIN_BODY))
+        await until(lambda: bool(running.service._http.server_state.connections))
+        wire = only(running)
+        for part in range(1, 4):
+            connection.writer.write(b"x" * MIN_BODY)
+            await until(lambda part=part: wire._body == part * MIN_BODY)  # type: ignore[misc]
+            wire._overdue()
+            assert wire._timer is not None
+            assert not wire.transport.is_closing()
+        wire._overdue()
+        assert (await connection.answer())[0] == 408
+
+
+@on_uvloop
+async def test_a_request_that_is_complete_is_under_no_clock_of_the_wire() -> None:
+    engine = HandEngine()
+    async with serving(server(engine), head_timeout_s=SOON_S) as running:
+        connection = await running.connect()
+        await connection.chat(stream=True)
+        await until(lambda: bool(engine.generations))
+        assert only(running)._timer is None
+        engine.admit()
+        engine.say("x")
+        engine.finish()
+        assert (await connection.head())[0] == 200
+
+
+@on_uvloop
+async def test_an_answer_before_the_end_of_its_request_leaves_no_connection_for_ever() -> None:
+    async with serving(server(HandEngine(), key="k")) as running:
+        connection = await running.connect()
+        connection.writer.write(START + b"Content-Length: 4\r\n\r\nab")
+        assert (await connection.answer())[0] == 401
+        wire = only(running)
+        assert wire._timer is not None, "the rest of the body is waited for"
+        connection.writer.write(b"cd")
+        await until(lambda: wire._timer is None)
+        assert wire.timeout_keep_alive_task is not None
+        await connection.request("GET", "/healthz")
+        assert (await connection.answer())[0] == 200
+
+
+@on_uvloop
+async def test_a_client_that_leaves_is_heard_of_without_a_task() -> None:
+    engine = HandEngine()
+    app = server(engine)
+    async with serving(app) as running:
+        connection = await running.connect()
+        await connection.chat()
+        await until(lambda: bool(engine.generations))
+        assert not [task for task in asyncio.all_tasks() if "_watch" in repr(task)]
+        connection.close()
+        await until(lambda: app.running == 0)
+        assert engine.cancelled == [engine.rid]
+
+
+@on_uvloop
+async def test_who_asks_after_the_client_has_left_hears_of_it_at_once() -> None:
+    async with serving(server(HandEngine())) as running:
+        connection = await running.connect()
+        await connection.request("GET", "/healthz")
+        await connection.answer()
+        wire, told = only(running), list[int]()
+        wire.watch(lambda: told.append(1))
+        wire.watch(None)
+        connection.close()
+        await until(lambda: wire.parser is None)
+        assert not told, "it was taken back"
+        wire.watch(lambda: told.append(2))
+        assert told == [2]
+
+
+def test_a_protocol_has_its_own_time() -> None:
+    assert protocol(3.0).head_timeout_s == 3.0
+    assert WireProtocol.head_timeout_s != 3.0

@@ -47,6 +47,7 @@ from headrace.observe.record import OTHER, Record
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Encoding, openai_answer
 from headrace.server.body import read_body
+from headrace.server.cors import Cors
 from headrace.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from headrace.server.log_redis import LEASE_S
 from headrace.server.page import Page
@@ -83,6 +84,7 @@ class App:
         guard: Guard | None = None,
         mirror: Mirror | None = None,
         page: Page | None = None,
+        cors: Cors | None = None,
         rows: Iterable[Route] = (),
         body_limit: int = BODY_LIMIT,
         limits: StreamLimits | None = None,
@@ -100,6 +102,7 @@ class App:
         self._access_log = access_log
         self._guard: Guard = guard or (KeyGuard(key) if key else OpenGuard())
         self._page = page
+        self._cors = cors
         self._body_limit = body_limit
         self._clock = clock
         self._wall = wall
@@ -207,12 +210,18 @@ class App:
         if exchange.started:
             exchange.record.outcome = "error"
         else:
-            await exchange.refuse(refusal)
+            # Its traceback holds this very frame, and with it the whole request, until garbage is collected.
+            await exchange.refuse(refusal.with_traceback(None))
 
     async def _dispatch(self, exchange: Exchange, routes: Routes) -> None:
         route = routes.find(exchange.path)
         if route is not None:
             exchange.record.route = route.path
+        if self._cors is not None:
+            exchange.extra = self._cors.headers(exchange.values(b"origin"))
+            if (answer := self._cors.preflight(exchange, route)) is not None:
+                await exchange.confirm(answer)
+                return
         check = routes.check(route)
         if route is not None and route.public:
             pass

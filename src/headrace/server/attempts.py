@@ -155,7 +155,7 @@ class Attempts:
             parsed = await self._parse(lease, ask)
             if timeline.routed is None:
                 timeline.routed = self._clock()
-            work = await backend.prepare(ask, parsed, self._rids)
+            work = await self._prepare(lease, ask, parsed)
             self._live.check_gone()
             self._live.first_text = lease.first_text
             self._answer(work)
@@ -169,6 +169,21 @@ class Attempts:
         if ask.size < LONG_BODY:
             return lease.backend.parse(ask)
         return await asyncio.get_running_loop().run_in_executor(None, lease.backend.parse, ask)
+
+    async def _prepare(self, lease: Lease, ask: Ask, parsed: object) -> Work:
+        if ask.told is None:
+            return await lease.backend.prepare(ask, parsed, self._rids)
+        # To continue, another server is asked first, which may take seconds: not for a client that left.
+        task = asyncio.get_running_loop().create_task(_work(lease, ask, parsed, self._rids))
+        self._live.leaving = task.cancel
+        try:
+            return await task
+        except asyncio.CancelledError:
+            self._live.check_gone()
+            raise
+        finally:
+            task.cancel()
+            self._live.leaving = None
 
     def _answer(self, work: Work) -> None:
         """The encoder: it stays the same while one answer goes on, and takes over the identity that was begun with."""
@@ -222,6 +237,10 @@ class Attempts:
         self._timer = None
         if self._live.begun is None and self._live.failure is None and self._more(self.ask):
             self._live.fail(TooSlow(f"the engine gave no text within {seconds * 1e3:g} ms"))
+
+
+async def _work(lease: Lease, ask: Ask, parsed: object, rids: Iterator[int]) -> Work:
+    return await lease.backend.prepare(ask, parsed, rids)
 
 
 def _end_of(error: HeadraceError) -> End:

@@ -40,6 +40,9 @@ ABORT = "headrace.abort"
 CHANNEL = "headrace.channel"
 """ASGI extension of our own protocol class: writes a piece of a begun body without a coroutine."""
 
+GONE = "headrace.gone"
+"""ASGI extension of our own protocol class: takes a function that is called once when the client leaves, or None."""
+
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SWALLOW_S = 2.0
 """How long a client whose body was refused may go on sending before its connection is closed."""
@@ -74,9 +77,11 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.receive = receive
         self._send = send
-        extensions = scope.get("extensions") or {}
+        # Taken out: the scope belongs to the connection, which they hold.
+        extensions = scope.pop("extensions", None) or {}
         self.abort: Callable[[], None] | None = extensions.get(ABORT)
         self.channel: Channel | None = extensions.get(CHANNEL)
+        self.on_gone: Callable[[Callable[[], None] | None], None] | None = extensions.get(GONE)
         given = self.values(b"x-request-id")
         valid = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
         self.request_id = given[0].decode() if valid else new_id()
@@ -87,6 +92,8 @@ class Exchange:
         self.started = False
         self.accounted = True
         """`record` is this exchange's own; else a generation that outlives it has it, and accounts for it."""
+        self.extra: tuple[tuple[bytes, bytes], ...] = ()
+        """Headers of its answer, whichever that becomes."""
 
     def values(self, name: bytes) -> list[bytes]:
         """All values of a header; `name` in lower case."""
@@ -103,7 +110,7 @@ class Exchange:
         """Send the status line. Raises ClientGone."""
         self.started = True
         self.record.status = status
-        head = [(b"x-request-id", self.request_id.encode()), *headers]
+        head = [(b"x-request-id", self.request_id.encode()), *self.extra, *headers]
         await self._hand_over({"type": "http.response.start", "status": status, "headers": head})
 
     async def write(self, body: bytes, *, more: bool) -> None:
@@ -114,6 +121,11 @@ class Exchange:
         """Send a whole answer. Raises ClientGone."""
         await self.start(status, self._whole(body, content_type, headers))
         await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def confirm(self, headers: Headers) -> None:
+        """Answer 204, which has no body. Raises ClientGone."""
+        await self.start(204, headers)
+        await self.write(b"", more=False)
 
     async def refuse(self, error: HeadraceError) -> None:
         """Answer with an error's status and envelope. Raises ClientGone."""

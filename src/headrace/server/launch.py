@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import ipaddress
 import logging
 import resource
@@ -29,9 +28,10 @@ import uvloop
 
 from headrace.core.errors import Draining, StartupError
 from headrace.server.app import App
+from headrace.server.collector import Collector
 from headrace.server.exchange import Receive, Scope, Send
 from headrace.server.route import Routes
-from headrace.server.wire import WireProtocol
+from headrace.server.wire import HEAD_TIMEOUT_S, protocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -160,10 +160,10 @@ class _Beside:
         await self._app.serve(self._routes, scope, receive, send)
 
 
-def _http(app: Any) -> _HttpServer:
+def _http(app: Any, head_timeout_s: float) -> _HttpServer:
     config = uvicorn.Config(
         app,
-        http=WireProtocol,
+        http=protocol(head_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -191,6 +191,7 @@ class Service:
         *,
         beside: Mapping[socket.socket, Routes] | None = None,
         drain_s: float = 30.0,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
         start: Callable[[], Awaitable[None]] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
@@ -198,12 +199,15 @@ class Service:
         self._drain_s = drain_s
         self._start = start
         self._ready = ready
+        self._collector = Collector(lambda: app.running > 0)
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
         self._code = 0
-        self._http = _http(app)
+        self._http = _http(app, head_timeout_s)
         self._sockets = {self._http: sock}
-        self._sockets.update((_http(_Beside(app, routes)), other) for other, routes in (beside or {}).items())
+        self._sockets.update(
+            (_http(_Beside(app, routes), head_timeout_s), other) for other, routes in (beside or {}).items()
+        )
 
     def signal(self, number: int) -> None:
         """The first one drains, the second one ends the process at once."""
@@ -224,14 +228,13 @@ class Service:
             if self._start is not None:
                 await _first(self._start(), self._asked.wait(), asyncio.shield(serving))
             if not self._asked.is_set():
-                # What is there now stays: the collector need not walk over it again while tokens wait.
-                gc.collect()
-                gc.freeze()
+                self._collector.start()
                 if self._ready is not None:
                     self._ready()
                 await _first(self._asked.wait(), asyncio.shield(serving))
             await self._drain()
         finally:
+            self._collector.stop()
             for http in self._sockets:
                 http.should_exit = True
             try:
@@ -268,6 +271,7 @@ async def serve(
     *,
     beside: Mapping[socket.socket, Routes] | None = None,
     drain_s: float = 30.0,
+    head_timeout_s: float = HEAD_TIMEOUT_S,
     start: Callable[[], Awaitable[None]] | None = None,
     ready: Callable[[], None] | None = None,
 ) -> int:
@@ -280,7 +284,9 @@ async def serve(
     raise_file_limit()
     if not check_nodelay(sock):
         log.warning("accepted connections lack TCP_NODELAY here: streams may stall by about 40 ms")
-    service = Service(app, sock, beside=beside, drain_s=drain_s, start=start, ready=ready)
+    service = Service(
+        app, sock, beside=beside, drain_s=drain_s, head_timeout_s=head_timeout_s, start=start, ready=ready
+    )
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     for number in signals:

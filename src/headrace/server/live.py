@@ -1,10 +1,10 @@
 """What runs for one response, on one engine after the other, and the client it runs for.
 
-    client ── receive ──▶ watcher ──┐ leaves
+    client ── on_gone, or receive ──┐ leaves
     server ── fail ─────────────────┤                 ┌▶ cancel ──▶ engine
     engine ── events ──▶ mailbox ───┴▶ the response ──┘
 
-Rules: one watcher a response, from before the submit to the end, so that a client that leaves stops the engine at
+Rules: the client is watched from before the submit to the end, so that a client that leaves stops the engine at
 once and not at the next write. Whatever way a response ends, `close` leaves no live rid and no watcher behind.
 Tokens are counted here and nowhere else. Of an engine that was given up nothing more is heard: events of a rid that is
 not ours are dropped by `book`.
@@ -31,6 +31,9 @@ from headrace.server.mailbox import Mailbox
 
 MAX_PENDING_EVENTS = 256
 MAX_PENDING_TEXT = 256 * 1024
+
+OnGone = Callable[[Callable[[], None] | None], None]
+"""Takes what is called once when the client leaves; None: nobody wants to hear of it any more."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class Live:
         """Seconds from the submit of the engine that gave the first text to that text."""
         self.first_text: Callable[[float], None] | None = None
         """Told then: how many seconds after the submit that was."""
+        self.leaving: Callable[[], object] | None = None
+        """Called when the client leaves: what is waited for meanwhile is given up."""
         self.identity: tuple[str, int] | None = None
         """`id` and `created` of an answer that another server began."""
         self._queue_timeout_s = queue_timeout_s
@@ -85,6 +90,7 @@ class Live:
         """Characters that the engine will say and the reader has."""
         self._primed = False
         self._watcher: asyncio.Task[None] | None = None
+        self._on_gone: OnGone | None = None
 
     def prime(self, told: Told) -> None:
         """Go on with what another server began."""
@@ -101,9 +107,14 @@ class Live:
         """How many the answer has."""
         return len(self._drawn)
 
-    def watch(self, receive: Receive) -> None:
-        """Start to look out for the client's leaving. The body must have been read."""
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(receive))
+    def watch(self, receive: Receive, on_gone: OnGone | None = None) -> None:
+        """Start to look out for the client's leaving, by `on_gone` if the server has that (a task costs a kilobyte and
+        two turns of the loop), else with a task of our own. The body must have been read."""
+        self._on_gone = on_gone
+        if on_gone is not None:
+            on_gone(self.leave)
+        else:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch(receive))
 
     def submit(self, backend: Backend, work: Work) -> None:
         """Hand everything to an engine. Raises its refusal; what it took until then is cancelled."""
@@ -230,19 +241,21 @@ class Live:
         if self.failure is not None:
             raise self.failure
 
-    def tick(self, now: float) -> None:
-        """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet."""
-        submitted = self._submitted
+    def tick(self, now: float) -> float:
+        """Give up on an engine that did not begin in time; at `now` nothing of the response has been sent yet. When to
+        look again."""
         if not self.queued or self.failure is not None or not self._open:
-            return
-        if now - submitted >= self._queue_timeout_s:
+            return now + self._queue_timeout_s
+        due = self._submitted + self._queue_timeout_s
+        if now >= due:
             self.fail(
                 Overloaded(
-                    f"no place became free in {now - submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
+                    f"no place became free in {now - self._submitted:.0f} s, the limit is {self._queue_timeout_s:g} s; "
                     "try again later",
                     reason="queue_timeout",
                 )
             )
+        return due
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -253,6 +266,8 @@ class Live:
     def leave(self) -> None:
         """The client is gone: stop the engine, tell the response."""
         self.gone = True
+        if self.leaving is not None:
+            self.leaving()
         self.cancel()
         self.mailbox.wake()
 
@@ -273,6 +288,9 @@ class Live:
     async def close(self) -> None:
         """Stop everything, the watcher too, whatever the state."""
         self.cancel()
+        if self._on_gone is not None:
+            self._on_gone(None)
+        self.mailbox.close()
         watcher = self._watcher
         if watcher is not None:
             watcher.cancel()

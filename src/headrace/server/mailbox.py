@@ -17,6 +17,10 @@ from collections.abc import Callable
 from headrace.core.events import Answered, Delta, Relayed
 
 
+def _nobody() -> None:
+    """To be told when nobody listens."""
+
+
 class Mailbox:
     """Bounded by `max_events` and by `max_text` characters; `pause` and `resume` act on whoever fills it."""
 
@@ -95,6 +99,12 @@ class Mailbox:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def close(self) -> None:
+        """Nobody takes anything any more. Whoever it told of that is let go: the response, its engine and this one
+        would hold each other, and only the garbage collector could free them."""
+        self.direct = None
+        self._pause = self._resume = _nobody
 
     async def wait(self) -> None:
         """Until an event or a `wake` since the last `wait`. For one waiter."""

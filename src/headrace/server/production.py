@@ -23,7 +23,7 @@ from headrace.gateway.mirror import Mirror, Shadow
 from headrace.observe.metrics import Metrics
 from headrace.observe.record import Outcome, Record, outcome_of
 from headrace.server.attempts import Attempts, Encoding, openai_answer
-from headrace.server.exchange import ClientGone, Exchange, Receive
+from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import Live
 from headrace.server.mirroring import compare
 from headrace.server.outlet import Outlet
@@ -116,13 +116,13 @@ class Producer:
         """The client waits for it. Raises what refused it, and ClientGone."""
         permit = await self._admit(exchange.caller, ask)
         production = Production(exchange, ask, identity, self._streams.new_id(), encoding)
-        await self._make(production, permit, receive=exchange.receive)
+        await self._make(production, permit)
 
     async def outlive(self, production: Production, caller: Caller) -> None:
         """It goes on when its client has left. Raises what refused it."""
         record = production.outlet.record
         try:
-            await self._make(production, await self._admit(caller, production.ask), receive=None)
+            await self._make(production, await self._admit(caller, production.ask))
         except HeadraceError as error:
             record.outcome = outcome_of(error)
             if record.outcome != "cancelled":
@@ -138,8 +138,8 @@ class Producer:
             raise Draining("the server is shutting down; try again shortly")
         return await self._guard.admit(caller, ask)
 
-    async def _make(self, production: Production, permit: Permit, *, receive: Receive | None) -> None:
-        """`receive` None: nobody's leaving stops it."""
+    async def _make(self, production: Production, permit: Permit) -> None:
+        """The leaving of a client stops it if it is written to that client, and not if it goes into a log."""
         outlet, ask, record = production.outlet, production.ask, production.outlet.record
         live = Live(
             outlet.timeline,
@@ -153,10 +153,11 @@ class Producer:
         )  # fmt: skip
         shadow: Shadow | None = None
         self._live.add(live)
-        self._ticker.add(live)
+        if not ask.options.stream:
+            self._ticker.add(live)  # a stream looks after its own
         try:
-            if receive is not None:
-                live.watch(receive)
+            if isinstance(outlet, Exchange):
+                live.watch(outlet.receive, outlet.on_gone)
             elif self.began is not None:
                 self.began(production, live, attempts)
             await attempts.begin()

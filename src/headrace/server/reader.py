@@ -63,7 +63,11 @@ class Reader:
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._early = ticker.interval
-        watcher = loop.create_task(self._watch(self._exchange.receive))
+        on_gone, watcher = self._exchange.on_gone, None
+        if on_gone is not None:
+            on_gone(self._leave)
+        else:
+            watcher = loop.create_task(self._watch(self._exchange.receive))
         ticker.add(self)
         try:
             await self._run()
@@ -74,8 +78,11 @@ class Reader:
             raise ClientGone from None
         finally:
             ticker.remove(self)
-            watcher.cancel()
-            await asyncio.wait((watcher,))
+            if on_gone is not None:
+                on_gone(None)
+            if watcher is not None:
+                watcher.cancel()
+                await asyncio.wait((watcher,))
 
     # Follower, Ticking ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,6 +165,9 @@ class Reader:
                 pass
         except Exception as error:
             log.debug("receive failed: %s", type(error).__name__)
+        self._leave()
+
+    def _leave(self) -> None:
         self._gone = True
         self._bell.ring()
 

@@ -73,6 +73,7 @@ class Stream:
         self._answer = attempts.answer
         self._options = attempts.ask.options
         self._limits = limits
+        self._lookahead = min(limits.heartbeat_s, limits.write_timeout_s, limits.queue_timeout_s)
         self._clock = clock
         self._early = 0.0
         """A tick's distance: what would be overdue at the next tick is due now."""
@@ -92,11 +93,13 @@ class Stream:
         """The bytes of the answer are another server's."""
         self._dropped = False
         self._task: asyncio.Task[Any] | None = None
+        self._ticker: Ticker | None = None
 
     async def run(self, ticker: Ticker) -> None:
         """Write the stream to its end. Raises ClientGone; what fails before the head went out is raised as it is."""
         self._task = asyncio.current_task()
         self._early = ticker.interval
+        self._ticker = ticker
         ticker.add(self)
         try:
             await self._run()
@@ -115,19 +118,39 @@ class Stream:
         finally:
             ticker.remove(self)
 
-    def tick(self, now: float) -> None:
-        """See what is due at `now`: the head, a heartbeat, or the end of our patience."""
-        limits = self._limits
+    def tick(self, now: float) -> float | None:
+        """See what is due at `now`: the head, a heartbeat, or the end of our patience with reader or engine. When to
+        look again, or None for soon: nothing that begins after `now` is due within `_lookahead`, but for the head of an
+        admission, which asks for a look itself."""
+        limits, until = self._limits, now + self._lookahead
+        if self._live.queued:
+            until = min(until, self._live.tick(now))
         if self._writing is not None:
-            if now - self._writing >= limits.write_timeout_s:
+            due = self._writing + limits.write_timeout_s
+            if now >= due:
                 self._drop()
+                return None
         elif not self._exchange.started:
-            if self._admitted is not None and now + self._early >= self._admitted + limits.header_hold_s:
+            if self._admitted is None:
+                return until
+            due = self._admitted + limits.header_hold_s
+            if now + self._early >= due:
                 self._head_due = True
                 self._live.mailbox.wake()
-        elif now + self._early >= self._last_write + limits.heartbeat_s:
-            self._beat_due = True
-            self._live.mailbox.wake()
+                return None
+        else:
+            due = self._last_write + limits.heartbeat_s
+            if now + self._early >= due:
+                channel = self._exchange.channel
+                if channel is None or not channel.ready():
+                    self._beat_due = True
+                    self._live.mailbox.wake()
+                    return None
+                # Without waking the task: of ten thousand silent streams many are due at the same time.
+                channel.write(COMMENT)
+                self._last_write = now
+                due = now + limits.heartbeat_s
+        return min(until, due)
 
     async def _run(self) -> None:
         live, exchange = self._live, self._exchange
@@ -213,6 +236,10 @@ class Stream:
                 out.append(answer.finish(index, event.reason, report))
             elif isinstance(event, Admitted) and self._admitted is None:
                 self._admitted = self._clock()
+                if self._ticker is not None:
+                    # The head may be due sooner than the look that was agreed on.
+                    self._ticker.remove(self)
+                    self._ticker.add(self)
 
     def _direct(self, event: Answered) -> bool:
         """The common case without a detour: one piece of text for a begun stream whose reader keeps up.

@@ -1,29 +1,46 @@
-"""uvicorn's HTTP/1.1 protocol with the three things it lacks for us.
+"""uvicorn's HTTP/1.1 protocol with what it lacks for us.
+
+    bytes ─▶ parser ─▶ head ─▶ fault? ─▶ refused: one answer, then the connection ends
+      │                  └─▶ application ─▶ answer
+      └─ too many, too slow ─▶ refused
 
 Through `scope["extensions"]` an application can drop a connection whose reader is dead together with what is queued for
-it, and write a piece of a body from a plain function (`Channel`). And a request's head is bounded: the parser below
-would go on reading one for as long as it comes.
+it, write a piece of a body from a plain function (`Channel`), and hear of its client's leaving without a task that
+waits for it. A request is bounded: in bytes that are not its body, in headers, and in the time that it may take.
+
+Rules: whatever comes behind a fault is read by nobody; an answer that was begun before it is finished first, since a
+refusal in the middle of it would be taken for a part of it.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.exchange import ABORT, CHANNEL
-
-MAX_HEAD = 64 * 1024
-"""Bytes of request line and headers, as far as they do not come in one piece with the rest."""
-
-_BODY = (
-    b'{"error":{"message":"the request\'s headers are over %d bytes; send less","type":"invalid_request_error",'
-    b'"param":null,"code":"headers_too_large"}}' % MAX_HEAD
+from headrace.server.exchange import ABORT, CHANNEL, GONE
+from headrace.server.head import (
+    MALFORMED,
+    MAX_HEAD,
+    MAX_HEADERS,
+    TOO_LARGE,
+    TOO_MANY,
+    TOO_SLOW,
+    Fault,
+    fault_of,
+    without_upgrade,
 )
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n" % len(_BODY) + _BODY
-)
+
+FRAMING = 16
+"""Bytes of framing that each byte of a body may bring: in chunks of one byte it is 5."""
+MIN_BODY = 1024
+"""Bytes of a body that must come in `head_timeout_s`."""
+HEAD_TIMEOUT_S = 30.0
+MAX_PIPELINED = 4
+"""Requests that may wait behind the running one while we still read, and so hear of their client's leaving."""
 
 
 class Channel:
@@ -54,30 +71,209 @@ class Channel:
 class WireProtocol(HttpToolsProtocol):
     """One connection."""
 
+    head_timeout_s = HEAD_TIMEOUT_S
+    """From a request's first byte, or the connection's beginning, to the end of its head."""
+
+    _message = False
+    """A request has begun and is not complete."""
     _in_head = False
+    _framing = 0
+    """Bytes since the last request's end that belong to no body."""
     _head = 0
+    """Bytes of the target and the headers that the parser found."""
+    _body = 0
+    _seen = 0
+    """What `_body` was when the time was looked at."""
+    _plain = b""
+    """The head of a request that asked for another protocol, without that."""
+    _fault: Fault | None = None
+    _deaf = False
+    """Nothing that comes is read any more."""
+    _timer: asyncio.TimerHandle | None = None
+    _gone: Callable[[], None] | None = None
+
+    # The connection ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_keepalive_if_required()
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        gone, self._gone = self._gone, None
+        if gone is not None:
+            gone()
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        """GONE, see `exchange`. The running request's; its body must have been read."""
+        self._gone = gone
+        if gone is not None:
+            self.flow.resume_reading()
+            if self.parser is None:  # the connection was lost before
+                self._gone = None
+                gone()
+
+    # The parser ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head:
-            self._head += len(data)
-            if self._head > MAX_HEAD and not self.transport.is_closing():
-                self._refuse_head()
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._framing += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(self._fault or MALFORMED)
+        else:
+            if self._framing > MAX_HEAD + FRAMING * self._body:
+                self._refuse(TOO_LARGE)
+        self._look_out()
+
+    def _feed(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # The parser takes what follows for another protocol. Nobody has to agree to one: so the same head goes
+                # in again without the wish. Some clients ask for HTTP/2 in this way with every request.
+                data = self._plain + data[upgrade.args[0] :]
+                self._plain = b""
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope)["extensions"] = {ABORT: self.transport.abort}
-        self._in_head = True
-        self._head = 0
+        self._message = self._in_head = True
+        self._head = self._body = self._seen = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: the request is being answered, and nothing of it may change any more
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+        if len(self.headers) > MAX_HEADERS:
+            self._stop(TOO_MANY)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        fault = fault_of(self.parser.get_http_version(), self.url, self.headers)
+        if fault is not None:
+            self._stop(fault)
+        if self.parser.should_upgrade():
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self._stop(MALFORMED)
+            self._plain = without_upgrade(method, self.url, self.parser.get_http_version(), self.headers)
+            return
+        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not None:
-            cast("dict[str, Any]", self.scope)["extensions"][CHANNEL] = Channel(self, self.cycle)
+        self._in_head = False
+        if self.cycle is not before:
+            channel = Channel(self, self.cycle)
+            extensions = {ABORT: self.transport.abort, CHANNEL: channel, GONE: self.watch}
+            cast("dict[str, Any]", self.scope)["extensions"] = extensions
+        if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
 
-    def _refuse_head(self) -> None:
-        # Behind an answer that is still being written there is no place for another.
+    def on_body(self, body: bytes) -> None:
+        self._framing -= len(body)
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._plain:
+            return  # it comes again
+        self._message = False
+        self._framing = 0
+        super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > MAX_HEAD:
+            self._stop(TOO_LARGE)
+
+    def _stop(self, fault: Fault) -> None:
+        """Let the parser go no further."""
+        self._fault = fault
+        raise ValueError(fault.code)
+
+    # Refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse(self, fault: Fault) -> None:
+        """Say why and close; behind an answer that is being made there is no place for that."""
+        if self.transport.is_closing():
+            return
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is not None and self._message and not self._in_head:
+            # The running request's own body, unless others wait before it.
+            ours = not self.pipeline and not cycle.response_started
+        else:
+            ours = cycle is None or cycle.response_complete
+        if ours:
+            self.transport.write(fault.answer())
+            self.transport.close()
+        elif self._message and not self._in_head:
+            self.transport.close()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Answer what is there, hear nothing more, and then close."""
+        self._deaf = True
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_TOO_LARGE)
-        self.transport.close()
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    # Time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_out(self) -> None:
+        """A request that is not complete is waited for, but not for ever. Nor is a next one."""
+        if self._deaf or self.transport.is_closing():
+            self._disarm()
+        elif self._message or self._framing:
+            if self._timer is None:
+                self._arm()
+        else:
+            self._disarm()
+            if self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None:
+                # The answer came before the end of its request.
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(self.head_timeout_s, self._overdue)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _overdue(self) -> None:
+        self._timer = None
+        if self._message and not self._in_head:
+            if self.flow.read_paused or self._body - self._seen >= MIN_BODY:
+                self._seen = self._body
+                self._arm()
+                return
+        elif not self._framing:
+            self.transport.close()  # it never said anything
+            return
+        self._refuse(TOO_SLOW)
+
+
+def protocol(head_timeout_s: float) -> type[WireProtocol]:
+    """A WireProtocol with another `head_timeout_s`."""
+    return type("WireProtocol", (WireProtocol,), {"head_timeout_s": head_timeout_s})
