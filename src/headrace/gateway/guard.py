@@ -25,7 +25,7 @@ class Caller:
     name: str = ""
     """Of the key, for logs and books; never the key itself."""
     salt: str = ""
-    """The tenant: callers of one salt share cached prefixes and see each other's streams."""
+    """The tenant: callers of one salt share cached prefixes."""
     priority: int = INTERACTIVE
     """The best class that it may ask for."""
     models: frozenset[str] | None = None
