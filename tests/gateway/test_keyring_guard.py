@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Hashable
 from datetime import date
@@ -13,16 +14,18 @@ from headrace.core.errors import RateLimited, StartupError, Unauthorized
 from headrace.core.request import BATCH, INTERACTIVE, Ask, Options
 from headrace.gateway.buckets import Allowance
 from headrace.gateway.guard import ANYBODY, NO_PERMIT
-from headrace.gateway.key_store import ABSENT, Change
+from headrace.gateway.key_store import ABSENT, Change, FileKeys
 from headrace.gateway.keyring_guard import ANSWER, LOOK_S, KeyringGuard, estimate
 from headrace.gateway.keys import SERVER_KEY, Key, Record, hash_of
 from headrace.gateway.limits import Limiter
-from headrace.gateway.usage import FIGURES, FileUsage, Usage
+from headrace.gateway.usage import FIGURES, MOST_TOKENS, FileUsage, Usage
+from headrace.observe.record import Outcome
 from headrace.testing import ManualClock
 from server.asgi_driver import on_loop, settle
 
 NOW = 1_800_000_000.0
 TODAY = date(2027, 1, 15)
+NUMBERS = itertools.count()
 
 
 class Kept:
@@ -229,6 +232,33 @@ async def test_keys_that_cannot_be_read_do_not_leave_a_server_open() -> None:
 
 
 @on_loop
+async def test_a_file_that_cannot_even_be_looked_for_stops_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.symlink_to(file)
+    with pytest.raises(StartupError, match=r"keys\.toml: too many levels"):
+        await KeyringGuard(FileKeys(file), Limiter(ManualClock(), str), None, ManualClock(), lambda: NOW).start()
+
+
+@on_loop
+async def test_a_store_that_says_nothing_at_the_start_lets_nobody_in() -> None:
+    store = Kept(a=Record(hash_of("ka")))
+    told, store.at = store.at, None
+    keys, house = store.keys, House(store)
+
+    async def read() -> dict[str, Key] | None:
+        return None if store.at is None else dict(keys)
+
+    store.read = read  # type: ignore[method-assign]
+    await house.guard.start()
+    for secret in ("ka", "x"):
+        with pytest.raises(Unauthorized):
+            await house.who(secret)
+    store.at = told
+    house.clock.advance(LOOK_S)
+    assert await house.who("ka") == "a"
+
+
+@on_loop
 async def test_nonsense_stops_the_start() -> None:
     store = Kept()
     store.error = StartupError("keys.toml: not valid TOML")
@@ -293,3 +323,70 @@ def test_what_is_put_by() -> None:
     assert estimate(ask(36, max_tokens=10, n=2)) == 11 + 20
     assert estimate(ask(35, max_tokens=0)) == 10
     assert estimate(ask(0, max_tokens=10**6)) == ANSWER
+
+
+@on_loop
+async def test_a_name_given_anew_is_somebody_else() -> None:
+    store = Kept(a=Record(hash_of("ka"), tenant="t"), b=Record(hash_of("kb")))
+    house = House(store)
+    old = [await house.guard.identify([b"Bearer " + key]) for key in (b"ka", b"kb")]
+    store.put(a=Record(hash_of("new a"), tenant="t"), b=Record(hash_of("new b")))
+    house.clock.advance(LOOK_S)
+    new = [await house.guard.identify([b"Bearer " + key]) for key in (b"new a", b"new b")]
+    assert [caller.name for caller in new] == ["a", "b"]
+    assert new[0].salt == old[0].salt, "one tenant"
+    assert new[1].salt != old[1].salt
+    assert all(was.owner != now.owner for was, now in zip(old, new, strict=True))
+    for caller in old:
+        with pytest.raises(Unauthorized, match="was revoked"):
+            await house.guard.admit(caller, ask())
+
+
+async def charged(
+    folder: Path, figures: tuple[int, int, int], outcome: Outcome, **options: Any
+) -> tuple[int, int, int]:
+    """(prompt, cached, completion) tokens that are booked; of the limit the same are gone."""
+    house = House(Kept(a=Record(hash_of("ka"), tpm=10_000)), folder / f"{next(NUMBERS)}")
+    caller = await house.guard.identify([b"Bearer ka"])
+    permit = await house.guard.admit(caller, ask(3500, **options))
+    permit.close(*figures, outcome)
+    (row,) = await house.rows()
+    booked = row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]
+    left = 10_000 - int(booked[0]) - int(booked[2])
+    await house.guard.admit(caller, ask(int(left * 3.5), max_tokens=0))
+    with pytest.raises(RateLimited):
+        await house.guard.admit(caller, ask(4, max_tokens=0))
+    assert house.usage is not None
+    await house.usage.close()
+    return booked  # type: ignore[return-value]
+
+
+@on_loop
+async def test_what_nobody_told_is_estimated(tmp_path: Path) -> None:
+    outcome: Outcome
+    for outcome in ("ok", "cancelled", "error"):
+        assert await charged(tmp_path, (0, 0, 7), outcome, stream=True) == (1000, 0, 7), "left before the figures came"
+        assert await charged(tmp_path, (20, 8, 7), outcome, stream=True) == (20, 8, 7)
+    assert await charged(tmp_path, (0, 0, 0), "cancelled", stream=True) == (1000, 0, 0), "nothing of it had come"
+    for outcome in ("cancelled", "error"):
+        assert await charged(tmp_path, (0, 0, 0), outcome, n=2, max_tokens=30) == (1000, 0, 60), "whole, cut short"
+        assert await charged(tmp_path, (20, 0, 0), outcome) == (20, 0, 0), "an own engine knows"
+    for outcome in ("rejected", "invalid"):
+        assert await charged(tmp_path, (0, 0, 0), outcome) == (0, 0, 0)
+
+
+@on_loop
+async def test_a_stream_that_was_ended_by_the_server_cost_what_had_come(tmp_path: Path) -> None:
+    assert await charged(tmp_path, (20, 8, 50), "rejected", stream=True) == (20, 8, 50)
+    assert await charged(tmp_path, (0, 0, 50), "rejected", stream=True) == (1000, 0, 50)
+
+
+@on_loop
+async def test_figures_that_cannot_be_are_not_booked(tmp_path: Path) -> None:
+    house = House(Kept(a=Record(hash_of("ka"))), tmp_path)
+    caller = await house.guard.identify([b"Bearer ka"])
+    (await house.guard.admit(caller, ask())).close(10**30, -(10**30), 10**30, "ok")
+    (row,) = await house.rows()
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (MOST_TOKENS, 0, MOST_TOKENS)
+    assert house.usage is not None
+    await house.usage.close()

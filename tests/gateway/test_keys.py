@@ -46,6 +46,14 @@ def test_who_shares_with_whom() -> None:
     assert Key("a", Record(HASH)).salt
 
 
+def test_a_name_given_anew_is_somebody_else() -> None:
+    old, new = Key("a", Record(HASH)), Key("a", Record(hash_of("hr-b")))
+    assert old.owner != new.owner
+    assert old.salt != new.salt
+    assert old.owner != Key("b", Record(HASH)).owner
+    assert Key("a", Record(HASH, 1, 2, rpm=3)).salt == old.salt, "its rights may change"
+
+
 def test_classes_and_ends() -> None:
     assert Key("a", Record(HASH)).priority == INTERACTIVE
     assert Key("a", Record(HASH, priority="batch")).priority == BATCH

@@ -226,6 +226,28 @@ async def test_the_place_of_a_long_answer_stays_its_own(redis_server: RedisServe
     await end(one, two)
 
 
+@on_loop
+async def test_a_clock_of_redis_that_went_back_locks_nobody_out(redis_server: RedisServer) -> None:
+    limiter = shared_limiter(redis_server, ManualClock())
+    client: Redis = Redis.from_url(redis_server.url)
+    seconds, _ = await client.time()
+    allowance, ahead = Allowance(requests=6000, tokens=600_000), (seconds + 3600) * 1_000_000
+    await limiter.take("k", allowance, 1)
+    await client.hset(f"{PREFIX}{{k}}", mapping={"at": ahead, "r": 0})
+    await client.persist(f"{PREFIX}{{k}}")
+    with pytest.raises(RateLimited):
+        await limiter.take("k", allowance, 1)
+    assert int(await client.hget(f"{PREFIX}{{k}}", "at") or 0) < ahead
+    async with asyncio.timeout(30):
+        while not await tries(limiter, allowance, 1):  # noqa: ASYNC110 - Redis's own clock
+            await asyncio.sleep(0.01)
+    await client.zadd(f"{PREFIX}{{p}}:places", {"of the dead": ahead + 30_000_000})
+    assert len(await tries(limiter, Allowance(streams=1), 2, name="p")) == 1, "no lease is that long"
+    assert await client.zcard(f"{PREFIX}{{p}}:places") == 1
+    await client.aclose()
+    await end(limiter)
+
+
 @pytest.mark.parametrize("fault", ["dead", "frozen", "slow", "full"])
 def test_without_redis_requests_go_on_within_the_limits(fault: str, make_redis: Callable[..., RedisServer]) -> None:
     server = make_redis("--maxmemory-policy", "noeviction")

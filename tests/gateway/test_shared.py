@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from headrace.core.errors import StartupError
-from headrace.gateway.shared import SharedRedis
+from headrace.gateway.shared import PLACES, SharedRedis
 from headrace.testing import ManualClock
 from redis_server import RedisServer
 from server.asgi_driver import on_loop
@@ -65,3 +65,56 @@ def test_an_address_that_is_none_is_refused_without_showing_it() -> None:
     with pytest.raises(StartupError) as caught:
         SharedRedis("http://user:s3cret@x", ManualClock(), timeout_s=1.0)
     assert "s3cret" not in caught.value.message
+
+
+@on_loop
+async def test_a_burst_waits_for_places_and_is_answered(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+    assert await asyncio.gather(*(shared.call(ping) for _ in range(300))) == [True] * 300
+    assert (shared.down, shared.errors) == (False, 0)
+    assert len(await shared.client.client_list()) <= PLACES
+    await shared.close()
+
+
+@on_loop
+async def test_who_finds_no_place_in_time_says_nothing_of_the_server(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=0.05)
+    done = asyncio.Event()
+
+    async def long(client: Redis) -> bool:
+        return await done.wait()
+
+    tasks = [asyncio.ensure_future(shared.call(long, timeout_s=30.0)) for _ in range(PLACES)]
+    await asyncio.sleep(0)
+    assert await shared.call(ping) is None
+    assert (shared.down, shared.errors) == (False, 1)
+    assert await shared.call(ping, timeout_s=30.0, listens=True) is True, "needs no place"
+    done.set()
+    assert await asyncio.gather(*tasks) == [True] * PLACES
+    assert await shared.call(ping, timeout_s=30.0) is True
+    await shared.close()
+
+
+@on_loop
+async def test_half_a_timeout_is_no_proof_either(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+    done = asyncio.Event()
+
+    async def long(client: Redis) -> bool:
+        return await done.wait()
+
+    async def never(client: Redis) -> None:
+        done.set()
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.ensure_future(shared.call(long)) for _ in range(PLACES)]
+    await asyncio.sleep(0)
+    waits = asyncio.ensure_future(shared.call(never, timeout_s=0.05))
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    assert await waits is None
+    assert not shared.down
+    await asyncio.wait(tasks)
+    assert await shared.call(never, timeout_s=0.01) is None
+    assert shared.down, "it had all of its time"
+    await shared.close()

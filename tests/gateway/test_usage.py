@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,11 +15,23 @@ import pytest
 from redis.asyncio import Redis
 
 from headrace.gateway.shared import SharedRedis
-from headrace.gateway.usage import CHUNK, FIGURES, FLUSH_S, Batch, FileUsage, RedisUsage, Rows, Usage, UsageStore
+from headrace.gateway.usage import (
+    CHUNK,
+    FIGURES,
+    FLUSH_S,
+    MOST_TOKENS,
+    Batch,
+    FileUsage,
+    RedisUsage,
+    Rows,
+    Usage,
+    UsageStore,
+)
 from headrace.observe.record import OUTCOMES
 from headrace.testing import ManualClock
 from redis_server import RedisServer
 from server.asgi_driver import on_loop
+from server.socket_client import until
 from virtual_time import run
 
 DAY = date(2027, 1, 15)
@@ -107,6 +121,46 @@ async def test_redis_adds_a_batch_once_however_often_it_is_sent(redis_server: Re
     await shared.close()
 
 
+@on_loop
+async def test_redis_adds_nothing_of_a_batch_that_failed_and_all_of_it_later(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, clock := ManualClock(), timeout_s=30.0)
+    store, figures = RedisUsage(shared, 10), [2] + [0] * (len(FIGURES) - 1)
+    batch, day = Batch("x", DAY, {("a", "m"): figures}), "headrace:usage:{2027-01-15}"
+    await shared.client.set(day, "somebody else's")
+    assert not await store.add(batch)
+    await shared.client.delete(day)
+    clock.advance(60.0)
+    assert await store.add(batch)
+    assert await store.read(DAY) == {("a", "m"): figures}
+    await shared.close()
+
+
+@on_loop
+async def test_in_redis_a_figure_that_is_none_is_left_alone_and_the_others_are_added_once(
+    redis_server: RedisServer,
+) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+    store, day = RedisUsage(shared, 10), "headrace:usage:{2027-01-15}"
+    await shared.client.hset(day, mapping={'["a","m","ok"]': "x", "nonsense": 1, '["b","m","ok"]': 2**63 - 1})
+    for _ in range(3):
+        assert await store.add(Batch("x", DAY, {(key, "m"): [1] * len(FIGURES) for key in "abc"}))
+    found = await store.read(DAY) or {}
+    assert found["c", "m"] == [1] * len(FIGURES)
+    assert found["a", "m"] == [1, 0] + [1] * (len(FIGURES) - 2)
+    assert found["b", "m"] == [1, 2**63 - 1] + [1] * (len(FIGURES) - 2)
+    await shared.close()
+
+
+@on_loop
+async def test_figures_stay_within_what_redis_can_add(redis_server: RedisServer) -> None:
+    shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
+    usage = books(RedisUsage(shared, 10))
+    usage.book("a", "m", "ok", 10**30, -5, 7)
+    assert await rows(usage) == [row("a", "m", requests=1, ok=1, prompt_tokens=MOST_TOKENS, completion_tokens=7)]
+    await usage.close()
+    await shared.close()
+
+
 class Failing(FileUsage):
     """Does what it is told until it is told not to."""
 
@@ -179,13 +233,17 @@ def test_it_is_kept_by_itself_off_the_path_and_again_if_that_failed(tmp_path: Pa
 class _Taking:
     """In memory, because a virtual loop does not wait for threads."""
 
+    def __init__(self) -> None:
+        self.forgot: list[date] = []
+
     async def add(self, batch: Batch) -> bool:
         return True
 
     async def read(self, day: date) -> Rows | None:
         return {}
 
-    async def forget(self, before: date) -> None: ...
+    async def forget(self, before: date) -> None:
+        self.forgot.append(before)
 
 
 @on_loop
@@ -211,7 +269,94 @@ async def test_a_file_that_is_damaged_is_put_aside_and_counting_goes_on(
         assert await rows(usage) == [row("a", "m", requests=1, ok=1)]
     assert "cannot be read" in caplog.text
     assert file.with_suffix(".unreadable").read_text() == "[["
+    file.write_text("[[[")
+    usage.book("a", "m", "ok")
+    assert await rows(usage) == [row("a", "m", requests=1, ok=1)]
+    assert file.with_suffix(".unreadable").read_text() == "[[", "the first one is there still"
+    assert file.with_suffix(".unreadable-2").read_text() == "[[["
     await usage.close()
+
+
+@on_loop
+async def test_a_file_that_cannot_be_read_for_a_moment_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = books(FileUsage(tmp_path))
+    usage.book("a", "m", "ok")
+    assert await usage.flush()
+    usage.book("a", "m", "ok")
+
+    def busy(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", busy)
+        assert not await usage.flush()
+        assert not (await usage.table(DAY, DAY)).complete
+    assert os.listdir(tmp_path) == ["2027-01-15.json"]
+    assert await rows(usage) == [row("a", "m", requests=2, ok=2)]
+    await usage.close()
+
+
+@on_loop
+async def test_who_gives_up_a_flush_does_not_have_it_done_twice(tmp_path: Path) -> None:
+    store = _Slow(tmp_path)
+    usage = books(store)
+    usage.book("a", "m", "ok")
+    task = asyncio.ensure_future(usage.table(DAY, DAY))
+    await until(store.began.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    store.go.set()
+    assert await rows(usage) == [row("a", "m", requests=1, ok=1)]
+    await usage.close()
+
+
+class _Slow(FileUsage):
+    """Its thread waits to be let on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def _add(self, batch: Batch) -> None:
+        self.began.set()
+        assert self.go.wait(30.0)
+        super()._add(batch)
+
+
+@on_loop
+async def test_a_clock_that_leaps_ahead_for_a_while_makes_nobody_forget(tmp_path: Path) -> None:
+    wall = Wall()
+    usage = books(FileUsage(tmp_path), wall)
+    for ahead in (0, 40, 41, 0, 40, 0):
+        wall.at += ahead * 86_400.0
+        usage.book("a", "m", "ok")
+        assert await usage.flush()
+        wall.at -= ahead * 86_400.0
+    assert sorted(os.listdir(tmp_path)) == ["2027-01-15.json", "2027-02-24.json", "2027-02-25.json"]
+    await usage.close()
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_a_day() -> None:
+    async def check() -> None:
+        loop, wall, store = asyncio.get_running_loop(), Wall(), _Taking()
+        start = wall.at - loop.time()
+        ahead = 0.0
+        usage = books(store, wall)
+        for day in range(4):
+            if day == 1:
+                ahead = 40 * 86_400.0
+            wall.at = start + loop.time() + ahead
+            usage.book("a", "m", "ok")
+            assert await usage.flush()
+            await asyncio.sleep(86_400.0)
+        first = DAY - timedelta(days=10)
+        assert store.forgot == [first, first + timedelta(days=42), first + timedelta(days=43)]
+        await usage.close()
+
+    run(check())
 
 
 @on_loop

@@ -187,3 +187,15 @@ def test_a_compressed_payload_of_another_length_is_damaged() -> None:
     for size in (len(ZEROS) - 1, len(ZEROS) + 1):
         with pytest.raises(Damaged):
             parse(reseal(patch(68, struct.pack(">Q", size))(data)), block().key)
+
+
+def test_common_tokens() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        n = rng.randrange(BLOCK)
+        a, b = [rng.randrange(2**20) for _ in range(BLOCK)], [rng.randrange(2**20) for _ in range(BLOCK)]
+        b[:n] = a[:n]
+        same = next((i for i in range(BLOCK) if a[i] != b[i]), BLOCK)
+        assert common_tokens(pack(a), pack(b)) == same
+    assert common_tokens(pack([1, 2]), pack([1, 2, 3])) == 2
+    assert common_tokens(pack([1]), pack([256])) == 0, "whole tokens, not bytes"

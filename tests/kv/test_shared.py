@@ -7,12 +7,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import redis
 
 from headrace.core.errors import StartupError
 from headrace.kv.blob import Block, blocks, fingerprint, pack
+from headrace.kv.disk import Disk
 from headrace.kv.shared import Shared
 from headrace.kv.store import Store
 from headrace.testing import ManualClock
@@ -236,6 +238,59 @@ def test_two_servers_share_full_blocks(redis_server: RedisServer) -> None:
     stranger = started(changed, Shared(redis_server.url, changed, ManualClock(), timeout=9, ttl=9, random=lambda: 0.5))
     assert fetched(stranger, stranger.beyond(tokens, "tenant", stranger.match(tokens))) == {}
     stranger.close(PATIENT)
+
+
+def test_a_tenant_gets_its_own_chain_behind_what_is_public(redis_server: RedisServer) -> None:
+    template, tokens = list(range(300)), list(range(300)) + list(range(5000, 5700))
+    one = started(ENGINE, client(redis_server.url))
+    for new in one.missing(tokens, "tenant"):
+        one.put(new, kv(new))
+    assert one.flush(PATIENT)
+    one.close(PATIENT)
+    other = started(ENGINE, client(redis_server.url))
+    common = other.missing(template)
+    for new in common:
+        other.put(new, kv(new))
+    assert other.flush(PATIENT)
+    other.pin([new.key for new in common], public=300)
+    hit = other.match(tokens, "tenant")
+    assert hit.length == 300
+    keys = other.beyond(tokens, "tenant", hit)
+    assert keys == tuple(b.key for b in blocks(ENGINE, "tenant", tokens) if b.full)
+    assert len(fetched(other, keys)) == 3
+    hit = other.match(tokens, "tenant")
+    assert hit.length == 768
+    assert other.beyond(tokens, "tenant", hit) == ()
+    other.close(PATIENT)
+
+
+def test_behind_what_is_public_the_own_chain_is_got_from_the_disk_too(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    template, tokens = list(range(600)), list(range(600)) + list(range(5000, 5400))
+    own = [b for b in blocks(ENGINE, "tenant", tokens) if b.full]
+    there = client(redis_server.url)
+    for block_ in own:
+        there.put(block_, kv(block_))
+    there.close()
+    disk = Disk(tmp_path, 10**6, ENGINE)
+    disk.open()
+    disk.write(own[0], kv(own[0]), lambda _key: False)
+    store = Store(ENGINE, 10**6, ManualClock(), disk=Disk(tmp_path, 10**6, ENGINE), shared=client(redis_server.url))
+    store.start()
+    assert store.opened(PATIENT)
+    common = store.missing(template)
+    for new in common:
+        store.put(new, kv(new))
+    store.pin([new.key for new in common], public=600)
+    hit = store.match(tokens, "tenant")
+    assert (hit.length, hit.cold) == (600, ())
+    keys = store.beyond(tokens, "tenant", hit)
+    assert keys == tuple(b.key for b in own)
+    assert len(fetched(store, keys)) == len(own)
+    hit = store.match(tokens, "tenant")
+    assert (hit.length, hit.cold) == (768, ())
+    store.close(PATIENT)
 
 
 def test_a_store_with_a_dead_server_is_one_without(redis_server: RedisServer) -> None:

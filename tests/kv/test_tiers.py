@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
-from headrace.kv.blob import BLOCK, Block, blocks, fingerprint, pack, root, salt_digest
-from headrace.kv.tiers import BlockIndex, File, FileBook, Hit, Memory, RestoreCost, common_tokens, victims, worth
+from headrace.kv.blob import Block, blocks, common_tokens, fingerprint, pack, root, salt_digest
+from headrace.kv.tiers import BlockIndex, File, FileBook, Hit, Memory, RestoreCost, victims, worth
 
 ENGINE = fingerprint("x")
 ROOT = root(ENGINE, salt_digest(""))
@@ -116,6 +117,53 @@ def test_of_a_block_only_the_pinned_beginning_is_public() -> None:
     assert index.match(conversation((5, 256), (6, 9)), ROOT, public_only=True).length == 100
 
 
+def test_a_public_block_that_was_lost_and_comes_again_is_public() -> None:
+    index, tokens = BlockIndex(), conversation((1, 256), (2, 44))
+    keys = [block.key for block in blocks(ENGINE, "", tokens)]
+    index.pin(keys, public=300)
+    assert index.match(tokens, ROOT, public_only=True).length == 0, "nothing is kept yet"
+    enter(index, tokens)
+    assert index.match(tokens, ROOT, public_only=True).length == 300
+    index.remove(keys[1], "ram")
+    assert index.match(tokens, ROOT, public_only=True).length == 256
+    enter(index, tokens)
+    assert index.match(tokens, ROOT, public_only=True).length == 300
+    index.unpin(keys)
+    assert index.match(tokens, ROOT, public_only=True).length == 0
+
+
+def test_looking_for_public_blocks_does_not_look_at_their_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = BlockIndex()
+    (pinned,) = enter(index, conversation((1, 200)))
+    index.pin([pinned.key], public=200)
+    for other in range(100):
+        enter(index, conversation((2, 10), (other, 200)))
+    looks: list[bytes] = []
+
+    def counting(a: bytes, b: bytes) -> int:
+        looks.append(a)
+        return common_tokens(a, b)
+
+    monkeypatch.setattr("headrace.kv.tiers.common_tokens", counting)
+    assert index.match(conversation((1, 300)), ROOT, public_only=True).length == 200
+    assert looks == [pinned.packed]
+    monkeypatch.undo()
+    seen = Counting(index._children[ROOT])
+    index._children[ROOT] = seen
+    index.match(conversation((1, 300)), ROOT, public_only=True)
+    assert seen.walked == 0
+
+
+class Counting(list[tuple[bytes, bytes]]):
+    """Counts how often it was walked through."""
+
+    walked = 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        self.walked += 1
+        return super().__iter__()
+
+
 def test_a_block_is_forgotten_with_its_last_tier() -> None:
     index = BlockIndex()
     block = enter(index, [1, 2])[0]
@@ -174,18 +222,6 @@ def test_it_agrees_with_a_naive_one() -> None:
     for group in siblings.values():
         group.sort()
         assert not any(b.startswith(a) for a, b in pairwise(group)), "no block begins a sibling"
-
-
-def test_common_tokens() -> None:
-    rng = random.Random(4)
-    for _ in range(200):
-        n = rng.randrange(BLOCK)
-        a, b = [rng.randrange(2**20) for _ in range(BLOCK)], [rng.randrange(2**20) for _ in range(BLOCK)]
-        b[:n] = a[:n]
-        same = next((i for i in range(BLOCK) if a[i] != b[i]), BLOCK)
-        assert common_tokens(pack(a), pack(b)) == same
-    assert common_tokens(pack([1, 2]), pack([1, 2, 3])) == 2
-    assert common_tokens(pack([1]), pack([256])) == 0, "whole tokens, not bytes"
 
 
 # --- RAM

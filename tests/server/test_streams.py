@@ -39,7 +39,8 @@ def ended(them: Streams, name: str, size: int = 1) -> StreamLog:
 
 def test_owners_differ_by_tenant_and_by_name() -> None:
     callers = [Caller(), Caller(name="a"), Caller(salt="a"), Caller(name="b", salt="a"), Caller(name="a", salt="b")]
-    assert len({owner_of(caller) for caller in callers}) == 5
+    callers.append(Caller(name="a", owner="another of that name"))
+    assert len({owner_of(caller) for caller in callers}) == 6
     assert "a" * 8 not in owner_of(Caller(name="a" * 8))
 
 

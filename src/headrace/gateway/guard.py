@@ -30,6 +30,8 @@ class Caller:
     """The best class that it may ask for."""
     models: frozenset[str] | None = None
     """Aliases that it may use; None: all."""
+    owner: str = ""
+    """Whom its streams and timelines belong to: tells a key from a former one of the same name."""
 
 
 ANYBODY = Caller()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,7 +100,10 @@ class FileKeys:
 
 
 class RedisKeys:
-    """In a hash, a JSON object a key; a number beside it is counted up with every change."""
+    """In a hash, a JSON object a key; beside it stands what differs after every change.
+
+    Drawn by lot, not counted: a Redis that lost its data would count to the same number again.
+    """
 
     def __init__(self, shared: SharedRedis) -> None:
         self._shared = shared
@@ -134,7 +138,7 @@ class RedisKeys:
                 for name, key in new.items():
                     if old.get(name) != key:
                         pipe.hset(HASH, name, msgspec.json.encode(key.record))
-                pipe.incr(VERSION)
+                pipe.set(VERSION, secrets.token_hex(16))
                 await pipe.execute()
             return True
 

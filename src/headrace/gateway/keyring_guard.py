@@ -6,7 +6,9 @@
 Rules: a store is looked at when a request comes and the last look is over `look_s` ago; who comes meanwhile waits for
 the same look, so that a revoked key is not let in because the server had nothing to do for an hour. A store that does
 not answer, or holds nonsense, leaves the keys as they were last. Without keys everybody is let in, until there is a
-first one: from then on nobody without, not even if the last one is revoked.
+first one: from then on nobody without, not even if the last one is revoked. A server that cannot tell at its start
+whether there are keys lets nobody in until it can. Of an answer that was worked on and told no figures, the estimate is
+booked: else whoever hangs up in time would pay nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from headrace.gateway.key_store import ABSENT, KeyStore
 from headrace.gateway.keys import SERVER_KEY, Key, Keyring
 from headrace.gateway.limits import Limiter, Slot
 from headrace.gateway.model import BYTES_PER_TOKEN
-from headrace.gateway.usage import Usage
+from headrace.gateway.usage import MOST_TOKENS, Usage
 from headrace.observe.record import Outcome
 
 LOOK_S = 1.0
 ANSWER = 256
 """Tokens of an answer that are put by while it is written, at most; the rest is settled at its end."""
 NOTHING_DONE: tuple[Outcome, ...] = ("rejected", "invalid")
-"""Ends of requests for which nothing was computed."""
+"""Ends of requests for which nothing was computed, if nothing of an answer is there."""
+CUT_SHORT: tuple[Outcome, ...] = ("error", "cancelled")
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class KeyringGuard:
         self._look_s = look_s
         self._ring = Keyring({}, server_key)
         self._version: Hashable | None = None
+        self._looked = False
+        """What is kept was looked for once, found or not."""
         self._next_look = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self.guarded = always or bool(server_key)
@@ -95,14 +100,15 @@ class KeyringGuard:
         if key.over(self._wall()):
             raise Unauthorized("the API key has expired: ask for a new one")
         models = key.record.models
-        return Caller(key.name, self._salt(key), key.priority, None if models is None else frozenset(models))
+        allowed = None if models is None else frozenset(models)
+        return Caller(key.name, self._salt(key), key.priority, allowed, key.owner)
 
     async def admit(self, caller: Caller, ask: Ask) -> Permit:
         """Raises RateLimited; Unauthorized if the key was revoked in the last moment."""
         if caller is ANYBODY:
             return NO_PERMIT
         key = self._ring.named(caller.name)
-        if key is None:
+        if key is None or key.owner != caller.owner:
             raise Unauthorized("the API key was revoked")
         try:
             slot = await self._limiter.take(key.name, self._allowance(key), estimate(ask))
@@ -110,7 +116,7 @@ class KeyringGuard:
             if self._usage is not None:
                 self._usage.book(key.name, ask.model, "limited")
             raise
-        return KeyPermit(slot, self._usage, key.name, ask.model)
+        return KeyPermit(slot, self._usage, key.name, ask)
 
     def _salt(self, key: Key) -> str:
         # The empty salt is a tenant as any other, but for the prefixes that the operator pins or that are mined, which
@@ -141,8 +147,9 @@ class KeyringGuard:
     async def _look(self) -> None:
         store = self._store
         version = None if store is None else await store.version()
-        if store is None or version is None or version == self._version:
+        if store is None or version == self._version or (version is None and self._looked):
             return
+        self._looked = True
         # Also if they cannot be read: whoever made keys does not want an open server.
         self.guarded = self.guarded or version != ABSENT
         try:
@@ -159,19 +166,29 @@ class KeyringGuard:
 class KeyPermit:
     """An admitted request of a key."""
 
-    __slots__ = ("_model", "_name", "_slot", "_usage")
+    __slots__ = ("_answer", "_model", "_name", "_prompt", "_slot", "_usage")
 
-    def __init__(self, slot: Slot, usage: Usage | None, name: str, model: str) -> None:
+    def __init__(self, slot: Slot, usage: Usage | None, name: str, ask: Ask) -> None:
         self._slot = slot
         self._usage = usage
         self._name = name
-        self._model = model
+        self._model = ask.model
+        self._prompt = prompt_estimate(ask)
+        self._answer = 0 if ask.options.stream else answer_estimate(ask)
+        """Of a stream every piece is counted as it comes."""
 
     def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, outcome: Outcome) -> None:
         if self._slot.closed:
             return
-        if outcome in NOTHING_DONE:
-            prompt_tokens = cached_tokens = completion_tokens = 0
+        counts = (prompt_tokens, cached_tokens, completion_tokens)
+        # Another server's figures may be anything.
+        prompt_tokens, cached_tokens, completion_tokens = (min(max(0, count), MOST_TOKENS) for count in counts)
+        if outcome in NOTHING_DONE and not completion_tokens:
+            prompt_tokens = cached_tokens = 0
+        elif not prompt_tokens:
+            prompt_tokens = self._prompt
+            if outcome in CUT_SHORT and not completion_tokens:
+                completion_tokens = self._answer
         self._slot.close(prompt_tokens + completion_tokens)
         if self._usage is not None:
             self._usage.book(self._name, self._model, outcome, prompt_tokens, cached_tokens, completion_tokens)
@@ -179,6 +196,13 @@ class KeyPermit:
 
 def estimate(ask: Ask) -> int:
     """Tokens to put by for a request before it is known how many it takes."""
+    return prompt_estimate(ask) + answer_estimate(ask)
+
+
+def prompt_estimate(ask: Ask) -> int:
+    return math.ceil(ask.size / BYTES_PER_TOKEN)
+
+
+def answer_estimate(ask: Ask) -> int:
     options = ask.options
-    answer = ANSWER if options.max_tokens is None else min(options.max_tokens, ANSWER)
-    return math.ceil(ask.size / BYTES_PER_TOKEN) + options.n * answer
+    return options.n * (ANSWER if options.max_tokens is None else min(options.max_tokens, ANSWER))

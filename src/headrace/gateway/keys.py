@@ -77,7 +77,12 @@ class Key:
     @property
     def salt(self) -> str:
         """Whose prefixes it sees. No tenant can be called as a key is."""
-        return f"tenant:{self.record.tenant}" if self.record.tenant else f"key:{self.name}"
+        return f"tenant:{self.record.tenant}" if self.record.tenant else f"key:{self.owner}"
+
+    @property
+    def owner(self) -> str:
+        """Differs from that of a key that was revoked and had the same name."""
+        return f"{self.name}:{self.record.hash.removeprefix('sha256:')[:32]}"
 
     @property
     def priority(self) -> int:

@@ -5,9 +5,10 @@
      └─▶ Slot ── close(cost) ─▶ settled here at once, in Redis a moment later
 
 Rules: a request waits for Redis at most one timeout, and goes on without it. Redis's own clock counts, so that servers
-whose clocks differ agree; here it is the monotonic one. Of a server that dies nothing stays: a place is a lease, which
-is renewed while the request runs. What Redis was not told while it was away is told by the renewals (places) or
-forgotten (tokens, of which a minute's worth comes back in a minute anyway). A key without limits costs nothing.
+whose clocks differ agree; here it is the monotonic one. Should Redis's clock go back, it counts on from there, and what
+was to come later is no obstacle. Of a server that dies nothing stays: a place is a lease, which is renewed while the
+request runs. What Redis was not told while it was away is told by the renewals (places) or forgotten (tokens, of which
+a minute's worth comes back in a minute anyway). A key without limits costs nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _LEVELS = f"""
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local state = redis.call('HMGET', KEYS[1], 'r', 't', 'at')
+local back = state[3] and now < tonumber(state[3])
 local function level(at, limit)
   local old = tonumber(state[at])
   local full = limit * {UNIT}
@@ -70,6 +72,11 @@ if requests > 0 and r < {UNIT} then waits[1] = math.ceil(({UNIT} - r) / requests
 local need = math.min(cost, tokens) * {UNIT}
 if tokens > 0 and t < need then waits[2] = math.ceil((need - t) / tokens) end
 local clocked = string.format('%.0f', now)
+-- After a clock that was ahead: no lease is that long, and a level that is not written would rest until then.
+if streams > 0 then
+  local longest = string.format('%.0f', now + math.max(lease, {int(LEASE_S * 1e6)}))
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. longest, '+inf')
+end
 if streams > 0 and redis.call('ZCOUNT', KEYS[2], '(' .. clocked, '+inf') >= streams then
   waits[3] = {int(BUSY_S * 1e6)}
 end
@@ -80,6 +87,8 @@ if waits[1] == 0 and waits[2] == 0 and waits[3] == 0 then
     redis.call('ZADD', KEYS[2], string.format('%.0f', now + lease), ARGV[5])
     redis.call('PEXPIRE', KEYS[2], string.format('%.0f', lease / 1000))
   end
+elseif back then
+  write(r, t, requests, tokens)
 end
 return {{now, waits[1], waits[2], waits[3]}}
 """

@@ -2,7 +2,8 @@
 
 Rules: nothing here raises because of the other server, and no request depends on it: one that does not answer, or has
 no memory left, costs one timeout, then nobody asks it until the breaker lets a trial through. The log gets a line every
-ten seconds at most, without the address, which may hold a password.
+ten seconds at most, without the address, which may hold a password. Calls have PLACES, so that a burst does not open a
+connection each; who finds none free within its timeout goes without an answer, which says nothing of the other server.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from headrace.core.errors import StartupError
 
 T = TypeVar("T")
 LOG_EVERY_S = 10.0
+PLACES = 32
+"""Calls at the same time."""
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +44,14 @@ class SharedRedis:
                 socket_timeout=None,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),
+                max_connections=2**31,  # PLACES are what limits them; calls that only wait have none
             )
         except ValueError:
             raise StartupError("shared.redis_url: should read redis://HOST:PORT/DB or rediss://…") from None
         self._clock = clock
         self.timeout_s = timeout_s
         self._breaker = Breaker()
+        self._places = asyncio.Semaphore(PLACES)
         self._logged = -LOG_EVERY_S
         self.errors = 0
         """Calls that came to nothing."""
@@ -59,14 +64,45 @@ class SharedRedis:
         """It did not answer last time."""
         return self._breaker.open
 
-    async def call(self, make: Callable[[Redis], Awaitable[T]], *, timeout_s: float | None = None) -> T | None:
-        """What `make(client)` gives; None if there was no answer. `timeout_s` replaces the usual one."""
+    async def call(
+        self, make: Callable[[Redis], Awaitable[T]], *, timeout_s: float | None = None, listens: bool = False
+    ) -> T | None:
+        """What `make(client)` gives; None if there was no answer.
+
+        `timeout_s` replaces the usual one. `listens`: it does nothing but wait in Redis, and needs no place for that.
+        """
+        if not self._breaker.ready(self._clock()):
+            return None
+        until = asyncio.get_running_loop().time() + (self.timeout_s if timeout_s is None else timeout_s)
+        if listens:
+            return await self._call(make, until, waited=False)
+        waited = self._places.locked()
+        try:
+            async with asyncio.timeout_at(until):
+                await self._places.acquire()
+        except TimeoutError:
+            self.errors += 1
+            return None
+        try:
+            return await self._call(make, until, waited=waited)
+        finally:
+            self._places.release()
+
+    async def _call(self, make: Callable[[Redis], Awaitable[T]], until: float, *, waited: bool) -> T | None:
+        """`until`: of the loop's time. `waited`: part of the timeout was spent before."""
         if not self._breaker.allow(self._clock()):
             return None
         try:
-            async with asyncio.timeout(self.timeout_s if timeout_s is None else timeout_s):
+            async with asyncio.timeout_at(until):
                 value = await make(self.client)
-        except (RedisError, OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            if waited and not self.down:
+                # It had less than its timeout; whoever need not wait for a place will find out.
+                self.errors += 1
+            else:
+                self._failed(error)
+            return None
+        except (RedisError, OSError) as error:
             self._failed(error)
             return None
         except asyncio.CancelledError:

@@ -4,14 +4,18 @@
                                                    └── not taken: again later, under the same id
 
 Rules: booking is a sum in memory and nothing else. Days are UTC. What is kept is only ever added to, so servers may
-share it; a batch is added once, however often it has to be sent. A server that is killed loses what waited. Rows are
-named by keys and aliases, which are few, and days are forgotten after a while: it does not grow for ever.
+share it; a batch is added once, however often it has to be sent, and whoever gives up waiting for that. A server that
+is killed loses what waited. Rows are named by keys and aliases, which are few, and days are forgotten after a while: it
+does not grow for ever. A wall clock that has just leapt ahead is not believed for a day, so one that is wrong for an
+hour makes nobody forget anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +37,8 @@ CHUNK = 500
 REDIS_S = 1.0
 """Nobody waits for it."""
 PREFIX = "headrace:usage:"
+MOST_TOKENS = 2**31
+"""Of one request: more is not believed, since sums have to stay whole numbers everywhere."""
 
 Booked = Outcome | Literal["limited"]
 FIGURES = ("requests", *OUTCOMES, "limited", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -96,9 +102,12 @@ class Usage:
         self._flush_s = flush_s
         self._fresh: dict[date, Rows] = {}
         self._sealed: deque[Batch] = deque()
-        self._forgot: date | None = None
+        self._forgot: tuple[date, float] | None = None
+        """The day of which the last time was thought, and when that was, on the loop's clock."""
+        self._doubted_until = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._flushing: set[asyncio.Task[bool]] = set()
         self._one = asyncio.Lock()
 
     @property
@@ -118,24 +127,39 @@ class Usage:
         row = self._fresh.setdefault(self.today, {}).setdefault((key, model), [0] * len(FIGURES))
         row[_AT[outcome]] += 1
         row[_AT["requests"]] += outcome != "limited"
-        row[_AT["prompt_tokens"]] += prompt_tokens
-        row[_AT["cached_tokens"]] += cached_tokens
-        row[_AT["completion_tokens"]] += completion_tokens
+        row[_AT["prompt_tokens"]] += _sane(prompt_tokens)
+        row[_AT["cached_tokens"]] += _sane(cached_tokens)
+        row[_AT["completion_tokens"]] += _sane(completion_tokens)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._flush_s, self._due)
 
     async def flush(self) -> bool:
         """Have everything kept that waits; False if that did not work."""
+        # Who gives up does not stop it: what is written by then would be written again.
+        task = asyncio.get_running_loop().create_task(self._flush())
+        self._flushing.add(task)
+        task.add_done_callback(self._flushing.discard)
+        return await asyncio.shield(task)
+
+    async def _flush(self) -> bool:
         async with self._one:
             self._seal()
             while self._sealed:
                 if not await self._store.add(self._sealed[0]):
                     return False
                 self._sealed.popleft()
-            if self._forgot != self.today:
-                self._forgot = self.today
-                await self._store.forget(self.today - timedelta(days=self.days))
+            today = self.today
+            if (self._forgot is None or self._forgot[0] != today) and self._believed(today):
+                await self._store.forget(today - timedelta(days=self.days))
         return True
+
+    def _believed(self, today: date) -> bool:
+        """May it be that day, by the time that has passed since the last one?"""
+        last, now = self._forgot, asyncio.get_running_loop().time()
+        self._forgot = today, now
+        if last is not None and (today - last[0]).days > (now - last[1]) / 86400 + 1:
+            self._doubted_until = now + 86400
+        return now >= self._doubted_until
 
     async def table(self, first: date, last: date, key: str | None = None) -> Table:
         """The rows of these days, both included, of one key or all."""
@@ -186,6 +210,11 @@ class Usage:
                 self._sealed.append(Batch(self._new_id(), day, part))
 
 
+def _sane(tokens: int) -> int:
+    """Another server's figures may be anything."""
+    return min(max(0, tokens), MOST_TOKENS)
+
+
 def _sum(parts: Iterable[Mapping[tuple[str, str], list[int]]]) -> Rows:
     total: Rows = {}
     for part in parts:
@@ -204,7 +233,12 @@ class FileUsage:
         return await self._try(lambda: self._add(batch))
 
     async def read(self, day: date) -> Rows | None:
-        return await asyncio.to_thread(self._read, self._file(day))
+        file = self._file(day)
+        try:
+            return await asyncio.to_thread(self._read, file)
+        except (OSError, msgspec.DecodeError):
+            log.warning("usage: %s cannot be read", file)
+            return None
 
     async def forget(self, before: date) -> None:
         await self._try(lambda: self._forget(before))
@@ -223,22 +257,24 @@ class FileUsage:
     def _add(self, batch: Batch) -> None:
         with alone(self._folder):
             file = self._file(batch.day)
-            kept = self._read(file)
-            if kept is None:
+            try:
+                kept = self._read(file)
+            except msgspec.DecodeError:
                 # Somebody has to look at it; counting goes on.
-                file.rename(file.with_suffix(".unreadable"))
-            rows = _sum([kept or {}, batch.rows])
+                aside = _unused(file)
+                log.warning("usage: %s makes no sense and is now %s", file, aside.name)
+                file.rename(aside)
+                kept = {}
+            rows = _sum([kept, batch.rows])
             listed = [[*name, dict(zip(FIGURES, figures, strict=True))] for name, figures in sorted(rows.items())]
             replace_file(file, msgspec.json.encode(listed) + b"\n")
 
-    def _read(self, file: Path) -> Rows | None:
+    def _read(self, file: Path) -> Rows:
+        """Raises OSError, which may pass, and DecodeError, which will not."""
         try:
             listed = msgspec.json.decode(file.read_bytes(), type=list[tuple[str, str, dict[str, int]]])
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError):
-            log.warning("usage: %s cannot be read", file)
-            return None
         return {(key, model): [figures.get(name, 0) for name in FIGURES] for key, model, figures in listed}
 
     def _forget(self, before: date) -> None:
@@ -247,12 +283,28 @@ class FileUsage:
                 file.unlink(missing_ok=True)
 
 
-# KEYS: the day, the batch's mark. ARGV: seconds to keep the day, then fields and what to add.
+def _unused(file: Path) -> Path:
+    """A name for what is put aside."""
+    aside, number = file.with_suffix(".unreadable"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = file.with_suffix(f".unreadable-{number}")
+    return aside
+
+
+# KEYS: the day, the batch's mark. ARGV: seconds to keep the day, then fields and what to add. The mark is set last: a
+# batch that failed is not thought to be added. A field that holds no number is left alone, else what stands before it
+# would be added at every try; whatever else may fail, fails at the first field.
 _ADD = Script(
     """
-if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', 86400) then return 0 end
-for i = 2, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+for i = 2, #ARGV, 2 do
+  local said = redis.pcall('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
+  if type(said) == 'table' and said.err and not string.find(said.err, 'integer') and
+    not string.find(said.err, 'overflow') then return said end
+end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], '1', 'EX', 86400)
 return 1
 """
 )
@@ -283,9 +335,12 @@ class RedisUsage:
             return None
         rows: Rows = {}
         for field, count in fields.items():
-            key, model, figure = msgspec.json.decode(field, type=tuple[str, str, str])
+            try:
+                (key, model, figure), number = msgspec.json.decode(field, type=tuple[str, str, str]), int(count)
+            except ValueError:
+                continue  # nobody here wrote that
             if figure in _AT:
-                rows.setdefault((key, model), [0] * len(FIGURES))[_AT[figure]] = int(count)
+                rows.setdefault((key, model), [0] * len(FIGURES))[_AT[figure]] = number
         return rows
 
     async def forget(self, before: date) -> None:

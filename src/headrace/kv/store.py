@@ -23,6 +23,7 @@ from headrace.kv.blob import BLOCK, Block, blocks, root, salt_digest
 from headrace.kv.disk import Disk
 from headrace.kv.shared import Shared
 from headrace.kv.tiers import BlockIndex, Hit, Memory, RestoreCost, TierStats
+from headrace.kv.write_queue import WriteQueue
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,7 @@ class Store:
         self._lock = threading.Lock()
         self._index = BlockIndex()
         self._memory = Memory(self._index, ram_limit)
-        self._waiting: OrderedDict[bytes, tuple[Block, bytes]] = OrderedDict()
-        """To be written."""
-        self._waiting_bytes = 0
+        self._waiting = WriteQueue(QUEUE_BYTES)
         self._useless: list[bytes] = []
         """Files that a longer block has replaced."""
         self._touched: OrderedDict[bytes, None] = OrderedDict()
@@ -119,11 +118,19 @@ class Store:
             return [b for b in blocks(self._engine, salt, tokens) if not self._index.covered(b)]
 
     def beyond(self, tokens: Sequence[int], salt: str, hit: Hit) -> tuple[bytes, ...]:
-        """Keys of further full blocks of `tokens` that Redis may have, to be fetched; () while it is of no use."""
+        """Keys of further full blocks of `tokens` that Redis may have, to be fetched; () while it is of no use.
+
+        Behind a hit that is pinned for all the salt's own chain does not go on: that one is got from where it ends.
+        """
         if self._shared is None or not self._shared.willing:
             return ()
-        known = hit.length // BLOCK * BLOCK
-        return tuple(b.key for b in blocks(self._engine, salt, tokens) if b.full and b.start >= known)
+        digest, own = salt_digest(salt), hit
+        if hit.parts and hit.parts[0].block.salt != digest:
+            with self._lock:
+                own = self._index.match(tokens, root(self._engine, digest))
+        known = own.length // BLOCK * BLOCK
+        beyond = tuple(b.key for b in blocks(self._engine, salt, tokens) if b.full and b.start >= known)
+        return beyond if own is hit or not beyond else (*own.first(known).cold, *beyond)
 
     def estimate(self, hit: Hit, shared: int = 0) -> float:
         """Seconds until all of `hit`, and `shared` bytes from Redis, are in the pool, by the restores so far."""
@@ -223,7 +230,7 @@ class Store:
     def _at_hand(self, key: bytes) -> bytes | None:
         """From RAM, or from what is still to be written."""
         payload = self._memory.get(key)
-        return self._waiting[key][1] if payload is None and key in self._waiting else payload
+        return self._waiting.get(key) if payload is None else payload
 
     def _count(self, tier: str, payload: bytes | None) -> None:
         if payload is None:
@@ -243,7 +250,7 @@ class Store:
     def _replace(self, key: bytes) -> None:
         """A longer block has come."""
         self._memory.drop(key)
-        self._take_waiting(key)
+        self._waiting.drop(key)
         if self._index.has(key, "ssd"):
             self._index.remove(key, "ssd")
             self._useless.append(key)
@@ -252,18 +259,11 @@ class Store:
         """Have it written."""
         if (self._disk is None and self._shared is None) or block.key in self._waiting:
             return False
-        if self._waiting_bytes + len(payload) > QUEUE_BYTES:
+        if not self._waiting.put(block, payload):
             self._counts["writes_dropped"] += 1
             return False
-        self._waiting[block.key] = block, payload
-        self._waiting_bytes += len(payload)
         self._work.notify()
         return True
-
-    def _take_waiting(self, key: bytes) -> None:
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            self._waiting_bytes -= len(waiting[1])
 
     # The writer thread.
 
@@ -276,14 +276,14 @@ class Store:
                 self._work.wait_for(lambda: self._waiting or self._stopping)
                 if not self._waiting:
                     break
-                key, (block, payload) = next(iter(self._waiting.items()))
+                block, payload = self._waiting.first()
                 self._busy = True
             try:
                 self._write(block, payload)
             except Exception as error:  # whatever it is, the next block gets its chance
                 log.error("a block of KV could not be written: %s", type(error).__name__)
             with self._lock:
-                self._take_waiting(key)
+                self._waiting.drop(block.key)
         self._tidy()
 
     def _open_disk(self) -> None:

@@ -22,7 +22,8 @@ from typing import Literal
 
 import msgspec
 
-from headrace.kv.blob import BLOCK, Block, chain, pack
+from headrace.kv.blob import BLOCK, Block, chain, common_tokens, pack
+from headrace.kv.public import PublicBlocks
 
 Tier = Literal["ram", "ssd"]
 Source = Literal["ram", "ssd", "redis"]
@@ -132,8 +133,8 @@ class BlockIndex:
         self._order: dict[Tier, OrderedDict[bytes, None]] = {"ram": OrderedDict(), "ssd": OrderedDict()}
         """Keys from the longest unused to the last used."""
         self._pins: Counter[bytes] = Counter()
-        self._public: dict[bytes, int] = {}
-        """Those of them that any salt may use → how many of the block's tokens, from its beginning."""
+        self._public = PublicBlocks()
+        """Those of them that any salt may use."""
 
     def __repr__(self) -> str:
         return f"<BlockIndex [{self.count('ram')} in RAM, {self.count('ssd')} on disk]>"
@@ -174,6 +175,7 @@ class BlockIndex:
         if entry is None:
             entry = self._entries[block.key] = Entry(block, size, set())
             insort(self._children.setdefault(block.parent, []), (block.packed, block.key))
+            self._public.entered(block)
         entry.tiers.add(tier)
         self._order[tier][block.key] = None
         self._order[tier].move_to_end(block.key)
@@ -188,6 +190,7 @@ class BlockIndex:
         if entry.tiers:
             return
         del self._entries[key]
+        self._public.lost(entry.block)
         siblings = self._children[entry.block.parent]
         siblings.remove((entry.block.packed, key))
         if not siblings:
@@ -223,8 +226,8 @@ class BlockIndex:
     def _closest_public(self, parent: bytes, packed: bytes) -> tuple[bytes, int]:
         """The same among what any salt may use: behind the end of a pinned prefix a block holds somebody's own text."""
         # Not only neighbours: one that has less in common may be public for more.
-        public = [(tokens, key) for tokens, key in self._children.get(parent, ()) if key in self._public]
-        common, key = max(((min(common_tokens(t, packed), self._public[k]), k) for t, k in public), default=(0, b""))
+        public = [(self._entries[key].block, length) for key, length in self._public.below(parent).items()]
+        common, key = max(((min(common_tokens(b.packed, packed), n), b.key) for b, n in public), default=(0, b""))
         return (key, common) if common else (b"", 0)
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -243,27 +246,21 @@ class BlockIndex:
         keys = tuple(keys)
         self._pins.update(keys)
         for start, key in zip(range(0, public, BLOCK), keys, strict=False):
-            self._public[key] = max(self._public.get(key, 0), min(BLOCK, public - start))
+            self._public.allow(key, min(BLOCK, public - start), self._kept(key))
 
     def unpin(self, keys: Iterable[bytes]) -> None:
-        self._pins.subtract(keys)
-        self._pins = +self._pins
-        self._public = {key: length for key, length in self._public.items() if key in self._pins}
+        for key in keys:
+            self._pins[key] -= 1
+            if self._pins[key] <= 0:
+                del self._pins[key]
+                self._public.forbid(key, self._kept(key))
+
+    def _kept(self, key: bytes) -> Block | None:
+        entry = self._entries.get(key)
+        return None if entry is None else entry.block
 
     def pinned(self, key: bytes) -> bool:
         return key in self._pins
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """How many packed tokens two sequences have in common from their beginning."""
-    low, high = 0, min(len(a), len(b)) // 4
-    while low < high:  # comparing slices is a memcmp, so halving beats a loop over tokens
-        middle = (low + high + 1) // 2
-        if a[: 4 * middle] == b[: 4 * middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class Memory:

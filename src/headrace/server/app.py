@@ -36,7 +36,7 @@ from headrace.core.errors import (
 from headrace.core.request import Ask, Options
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
-from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
+from headrace.gateway.guard import Caller, Guard, KeyGuard, OpenGuard
 from headrace.gateway.mirror import Mirror
 from headrace.gateway.model import ServedModel
 from headrace.gateway.shared import SharedRedis
@@ -57,7 +57,7 @@ from headrace.server.recent import Recent
 from headrace.server.resume import Resuming
 from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import StreamLimits
-from headrace.server.streams import LogLimits, Streams
+from headrace.server.streams import LogLimits, Streams, owner_of
 from headrace.server.ticker import Ticker
 
 BODY_LIMIT = 10 * 2**20
@@ -185,13 +185,13 @@ class App:
             raise
         finally:
             if exchange.accounted:
-                self._account(exchange.caller.name, exchange.record)
+                self._account(exchange.caller, exchange.record)
 
-    def _account(self, caller: str, record: Record) -> None:
-        """A request is over. `caller`: the name of its key."""
+    def _account(self, caller: Caller, record: Record) -> None:
+        """A request is over."""
         record.total_s = self._clock() - record.timeline.first_byte
         if record.engine is not None:
-            self._recent.add(caller, record)
+            self._recent.add(owner_of(caller), record)
         self.metrics.request(record)
         self._access_log.write(record)
 
@@ -320,7 +320,7 @@ class App:
 
     async def _show_timeline(self, exchange: Exchange) -> None:
         request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
-        found = self._recent.find(exchange.caller.name, request_id) if rest == "timeline" else None
+        found = self._recent.find(owner_of(exchange.caller), request_id) if rest == "timeline" else None
         if found is None:
             raise RouteNotFound("no request of that id among the latest; ask for /v1/requests/ID/timeline")
         await exchange.answer(200, msgspec.json.encode(found))

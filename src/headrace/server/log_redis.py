@@ -260,7 +260,7 @@ class LogStore:
             answer: Any = await client.xread({_name(id, "log"): f"{after}-0"}, count=PAGE, block=int(seconds * 1000))
             return [_entry(row) for row in answer[0][1]] if answer else []
 
-        return await self._shared.call(make, timeout_s=seconds + self._shared.timeout_s)
+        return await self._shared.call(make, timeout_s=seconds + self._shared.timeout_s, listens=True)
 
     def _script(self, put: Put) -> tuple[list[str], list[bytes | str | int]]:
         keys = [_name(put.id, part) for part in ("log", "lease", "origin")]

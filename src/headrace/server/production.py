@@ -68,7 +68,7 @@ class Producer:
         limits: StreamLimits,
         clock: Clock,
         metrics: Metrics,
-        account: Callable[[str, Record], None],
+        account: Callable[[Caller, Record], None],
         *,
         mirror: Mirror | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class Producer:
             record.limit = error.limit if isinstance(error, RateLimited) else None
             raise
         finally:
-            self._account(caller.name, record)
+            self._account(caller, record)
 
     async def _admit(self, caller: Caller, ask: Ask) -> Permit:
         if self.draining:

@@ -25,7 +25,7 @@ class Recent:
         return len(self._reports)
 
     def add(self, caller: str, record: Record) -> None:
-        """`record` is complete. `caller`: the name of its key."""
+        """`record` is complete. `caller`: whose it was, as `owner_of` says."""
         key = caller, record.request_id
         self._reports[key] = _report(record)
         self._reports.move_to_end(key)

@@ -41,7 +41,8 @@ class LogLimits:
 
 def owner_of(caller: Caller) -> str:
     """Whom a stream belongs to; it tells neither salt nor name."""
-    return hashlib.sha256(b"\0".join((caller.salt.encode(), caller.name.encode()))).hexdigest()[:32]
+    whole = "\0".join((caller.salt, caller.name, caller.owner))
+    return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
 
 def not_found() -> StreamNotFound:
