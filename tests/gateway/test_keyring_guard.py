@@ -358,7 +358,7 @@ async def charged(
         await house.guard.admit(caller, ask(4, max_tokens=0))
     assert house.usage is not None
     await house.usage.close()
-    return booked  # type: ignore[return-value]
+    return booked
 
 
 @on_loop

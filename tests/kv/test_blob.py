@@ -13,6 +13,7 @@ from headrace.kv.blob import (
     Block,
     Damaged,
     blocks,
+    common_tokens,
     encode,
     fingerprint,
     pack,

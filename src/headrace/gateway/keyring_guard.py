@@ -147,7 +147,7 @@ class KeyringGuard:
     async def _look(self) -> None:
         store = self._store
         version = None if store is None else await store.version()
-        if store is None or version == self._version or (version is None and self._looked):
+        if store is None or (self._looked and version in (None, self._version)):
             return
         self._looked = True
         # Also if they cannot be read: whoever made keys does not want an open server.

@@ -72,10 +72,13 @@ if requests > 0 and r < {UNIT} then waits[1] = math.ceil(({UNIT} - r) / requests
 local need = math.min(cost, tokens) * {UNIT}
 if tokens > 0 and t < need then waits[2] = math.ceil((need - t) / tokens) end
 local clocked = string.format('%.0f', now)
--- After a clock that was ahead: no lease is that long, and a level that is not written would rest until then.
+-- After a clock that was ahead: no lease is that long. Only if there are such places, since a Redis that has no memory
+-- left lets a script that wrote once write on.
 if streams > 0 then
   local longest = string.format('%.0f', now + math.max(lease, {int(LEASE_S * 1e6)}))
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. longest, '+inf')
+  if redis.call('ZCOUNT', KEYS[2], '(' .. longest, '+inf') > 0 then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. longest, '+inf')
+  end
 end
 if streams > 0 and redis.call('ZCOUNT', KEYS[2], '(' .. clocked, '+inf') >= streams then
   waits[3] = {int(BUSY_S * 1e6)}
