@@ -342,9 +342,7 @@ async def test_a_name_given_anew_is_somebody_else() -> None:
             await house.guard.admit(caller, ask())
 
 
-async def charged(
-    folder: Path, figures: tuple[int, int, int], outcome: Outcome, **options: Any
-) -> tuple[int, int, int]:
+async def charged(folder: Path, figures: tuple[int, int, int], outcome: Outcome, **options: Any) -> tuple[Any, ...]:
     """(prompt, cached, completion) tokens that are booked; of the limit the same are gone."""
     house = House(Kept(a=Record(hash_of("ka"), tpm=10_000)), folder / f"{next(NUMBERS)}")
     caller = await house.guard.identify([b"Bearer ka"])

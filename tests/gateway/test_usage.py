@@ -336,6 +336,7 @@ async def test_a_clock_that_leaps_ahead_for_a_while_makes_nobody_forget(tmp_path
         assert await usage.flush()
         wall.at -= ahead * 86_400.0
     assert sorted(os.listdir(tmp_path)) == ["2027-01-15.json", "2027-02-24.json", "2027-02-25.json"]
+    assert await rows(usage) == [row("a", "m", requests=3, ok=3)]
     await usage.close()
 
 
