@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from gateway.hand_pool import Hand
+from gateway.hand_pool import Hand, HandBackend
 from gateway.hand_pool import ask as of_pool
 from headrace.core.errors import ContextExceeded, EngineUnavailable, Overloaded
 from headrace.core.events import Delta, Failed
@@ -13,7 +14,8 @@ from headrace.gateway.backend import Work
 from headrace.gateway.gate import Seen
 from headrace.gateway.mirror import FIRST_RID, SALT, Mirror, Shadow
 from headrace.gateway.pool import Route
-from headrace.gateway.spec import AliasSpec, MirrorSpec
+from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
+from headrace.protocol.continuation import Flavour, outgoing
 from server.asgi_driver import on_loop
 from server.hand_engine import HandEngine, Hands, model
 from server.hand_fleet import HandLease
@@ -205,7 +207,7 @@ async def test_a_fault_of_ours_is_logged_and_settled(caplog: pytest.LogCaptureFi
     def broken(*_: object) -> None:
         raise ValueError("user's words")
 
-    rig.engine.submit = broken  # type: ignore[method-assign]
+    rig.engine.submit = broken  # type: ignore[assignment,method-assign]
     shadow = rig.mirror.offer(ask(), "old")
     assert shadow is not None
     await rig.rest()
@@ -213,6 +215,29 @@ async def test_a_fault_of_ours_is_logged_and_settled(caplog: pytest.LogCaptureFi
     assert rig.outcomes() == {"error": 1}
     assert "ValueError" in caplog.text
     assert "words" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flavour", "sent"),
+    [("headrace", {"priority": "batch", "cache": False}), ("vllm", None), ("openai", None)],
+)
+@on_loop
+async def test_another_headrace_is_told_that_it_is_a_copy(flavour: Flavour, sent: Any) -> None:
+    bodies: list[Any] = []
+
+    class Parsing(HandBackend):
+        def parse(self, ask: Ask) -> Any:
+            bodies.append(json.loads(outgoing(ask, "there", flavour)))
+            raise ContextExceeded("enough is known")
+
+    rig = Rig()
+    backend = Parsing(EngineSpec("new", "openai", "there", "f"))
+    rig.stand.lease_of = lambda name: HandLease(name, backend, "f")  # type: ignore[method-assign]
+    original = ask(headrace={"timings": True, "priority": "interactive"})
+    rig.mirror.offer(original, "old")
+    await rig.rest()
+    assert bodies[0].get("headrace") == sent
+    assert original.fields["headrace"] == {"timings": True, "priority": "interactive"}
 
 
 @on_loop
@@ -225,7 +250,7 @@ async def test_errors_of_copies_never_take_a_live_engine_away() -> None:
     async def prepare(*_: object) -> Work:
         raise ContextExceeded("too long")
 
-    hand["b"].prepare = prepare  # type: ignore[method-assign]
+    hand["b"].prepare = prepare  # type: ignore[assignment,method-assign]
     for _ in range(8):
         shadow = mirror.offer(of_pool(), "a")
         assert shadow is not None

@@ -497,7 +497,7 @@ async def test_a_drain_waits_for_copies_too() -> None:
 @on_loop
 async def test_an_engine_of_ours_is_found_without_a_turn() -> None:
     hand = Hand("ab", weights={"a": 9.0, "b": 1.0})
-    hand.pool.declare(EngineSpec("c", "openai", "m", "f"))
+    hand.pool.declare(EngineSpec("c", "openai", "m", "f", probe_s=0))
     hand.pool.lead(AliasSpec("other", {"c": 1.0}))
     inner = model(HandEngine())
 

@@ -212,7 +212,8 @@ class Shadow:
 
     def __init__(self, mirror: Mirror, window: Window, ask: Ask, lease: Lease) -> None:
         options = replace(ask.options, priority=BATCH, resume=False)
-        self._ask = replace(ask, options=options, salt=SALT + ask.salt, told=None)
+        fields = _of_copy(ask.fields) if lease.backend.kind == "openai" else ask.fields
+        self._ask = replace(ask, fields=fields, options=options, salt=SALT + ask.salt, told=None)
         self._mirror = mirror
         self._window = window
         self._lease = lease
@@ -356,3 +357,10 @@ class Shadow:
         streamed = self._ask.options.stream
         mine = Seen(self._ok, self._first if streamed else None, tuple(self._gaps) if streamed else ())
         self._mirror._pair(self._ask.model, self._window, live, mine)
+
+
+def _of_copy(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For another Headrace, whose caches know nothing of our salt; the others are not sent this, see `continuation`."""
+    given = fields.get("headrace")
+    own = given if isinstance(given, Mapping) else {}
+    return {**fields, "headrace": {**own, "priority": "batch", "cache": False}}
