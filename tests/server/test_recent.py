@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.core.timeline import Timeline
+from headrace.gateway.guard import Caller, OpenGuard
 from headrace.observe.record import Record
 from headrace.server.recent import Recent
 from server.asgi_driver import Client, on_loop
@@ -54,3 +57,26 @@ async def test_it_is_asked_for_by_the_request_s_id() -> None:
     for path in ("/v1/requests/other/timeline", "/v1/requests/mine", "/v1/requests/mine/"):
         async with Client(app).get(path) as call:
             assert call.status == 404
+
+
+class Named(OpenGuard):
+    """A key of one name, given anew."""
+
+    owner = "the first"
+
+    async def identify(self, authorization: Sequence[bytes]) -> Caller:
+        return Caller("ann", owner=self.owner)
+
+
+@on_loop
+async def test_who_has_the_name_of_a_former_key_does_not_see_its_requests() -> None:
+    engine, guard = HandEngine(), Named()
+    app = server(engine, guard=guard)
+    async with Client(app).chat(headers=[(b"x-request-id", b"mine")]) as call:
+        engine.admit()
+        engine.finish()
+        await call.task
+    for owner, status in (("the first", 200), ("the second", 404)):
+        guard.owner = owner
+        async with Client(app).get("/v1/requests/mine/timeline") as call:
+            assert call.status == status
