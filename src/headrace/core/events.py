@@ -76,6 +76,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     reason: FinishReason
     completion_tokens: int
     """All tokens drawn, the ending token among them."""
+    prompt_tokens: int = 0
+    """Those of the request's prompt, from an engine that alone can tell; 0: whoever asks counted them."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
