@@ -250,7 +250,7 @@ async def test_llama_server_goes_on_from_text() -> None:
 
 @on_uvloop
 async def test_a_copy_takes_nothing_from_users_of_the_other_server() -> None:
-    given = {"headrace": {"priority": "interactive", "deadline_ms": 900}}
+    given: dict[str, Any] = {"headrace": {"priority": "interactive", "deadline_ms": 900}}
     for owned_by, ours in (("headrace", {"priority": "batch", "deadline_ms": 900, "cache": False}), ("vllm", None)):
         async with started(lambda _: whole({}), owned_by) as (_, backend):
             copy = await prepared(backend, replace(ask(**given), salt=SALT + "tenant"))

@@ -531,7 +531,7 @@ async def test_the_timeline_comes_in_a_chunk_of_its_own() -> None:
 @on_loop
 async def test_who_asked_for_the_usage_gets_ours_if_the_other_server_does_not_count(timings: bool) -> None:
     upstream = HandUpstream()
-    asked = {"stream_options": {"include_usage": True}, "headrace": {"timings": timings}}
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}, "headrace": {"timings": timings}}
     async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True, **asked) as call:
         upstream.relay("one ", identity=("theirs", 55))
         upstream.relay("two")
@@ -546,7 +546,7 @@ async def test_who_asked_for_the_usage_gets_ours_if_the_other_server_does_not_co
 @on_loop
 async def test_usage_that_the_other_server_told_does_not_come_twice() -> None:
     upstream = HandUpstream()
-    asked = {"stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}}
     async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True, **asked) as call:
         upstream.relay("one")
         upstream.over()  # its bytes, a chunk with the usage among them, are another one's matter

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.errors import Draining, EngineFailed, EngineUnavailable, HeadraceError, Overloaded
 from headrace.core.events import Admitted, Delta, Failed, Finished, Marks
-from headrace.core.request import Generation
+from headrace.core.request import Generation, Told
 from headrace.core.timeline import Timeline
 from headrace.gateway.backend import Work
 from headrace.server.exchange import ClientGone
@@ -181,6 +181,20 @@ def test_an_engine_that_alone_can_tell_the_prompt_tells_it_with_the_end(known: i
     engine.emit(Finished(1, 0, "stop", 2, said))
     book_all(one)
     assert one.usage().prompt_tokens == prompt
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_who_goes_on_hears_whether_the_tokens_say_just_the_text(holds: bool) -> None:
+    engine = HandEngine()
+    one = live()
+    one.submit(model(engine), job(1))
+    engine.emit(Delta(1, 0, "a", 2, ids=(97, 98), holds=holds))
+    book_all(one)
+    assert one.told == Told("a", (97, 98), 2, exact=not holds)
+    other = live()
+    other.prime(one.told)
+    other.submit(model(HandEngine()), job(1))
+    assert other.told == one.told
 
 
 def test_it_is_over_when_an_engine_has_ended_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,7 +65,7 @@ async def test_text_of_a_begun_stream_is_written_before_the_sink_returns() -> No
 async def test_an_answer_that_was_relayed_and_goes_on_here_ends_as_ours() -> None:
     upstream, engine, channel = HandUpstream(), HandEngine(), HandChannel()
     app = fleet_server(HandFleet({"a": upstream, "b": engine}))
-    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     async with Client(app, extensions={CHANNEL: channel}).chat(**asked) as call:
         channel.call = call
         upstream.relay("one ", identity=("theirs", 55))
