@@ -72,6 +72,25 @@ def test_half_a_character_is_told_when_it_is_whole_with_the_marks_of_that_step()
     assert t.tell(booked) == [Delta(7, 0, "€", 3, (), Marks(1.0, 2.0, 3.0, 4.0, 7.0), (5, 6, 7))]
 
 
+@pytest.mark.parametrize(
+    ("stop", "tokens", "holds"),
+    [
+        ((), (1, 2), [False, False]),
+        ((), (1, 5), [False]),
+        ((), ((1, 5), (6, 7)), [True, False]),  # the first half of a character came with a whole one
+        (("bc",), (1, 2, 1), [False, False]),
+        (("bc",), ((1, 2), 1), [True, False]),
+    ],
+)
+def test_an_event_says_whether_its_tokens_hold_more_than_its_text(
+    stop: tuple[str, ...], tokens: tuple[int | tuple[int, ...], ...], holds: list[bool]
+) -> None:
+    t, sequence = teller(), made(stop=stop)
+    drawn = [Drawn(ids if isinstance(ids, tuple) else (ids,)) for ids in tokens]
+    events = t.tell([t.book(sequence, one, 5.0) for one in drawn])
+    assert [event.holds for event in events if isinstance(event, Delta)] == holds
+
+
 def test_logprobs_are_of_text_only() -> None:
     t, sequence = teller(), made()
     logprobs = tuple(TokenLogprob(token, piece(token), -1.0) for token in (1, EOG))

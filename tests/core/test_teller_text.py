@@ -85,9 +85,9 @@ def test_an_answer_that_ends_at_once_has_no_text() -> None:
 def test_what_may_become_a_stop_string_is_held_back() -> None:
     s, told = choice(stop=("stop",)), list[Event]()
     tell(s, 1, 3, told=told)
-    assert told == [Delta(5, 0, "a", 2, (), STAMPS, (1, 3))]
+    assert told == [Delta(5, 0, "a", 2, (), STAMPS, (1, 3), True)]
     tell(s, 3, told=told)
-    assert told[1:] == [Delta(5, 0, "st", 1, (), None, (3,))], "the first st was none, the second may be"
+    assert told[1:] == [Delta(5, 0, "st", 1, (), None, (3,), True)], "the first st was none, the second may be"
     assert tell(s, 4, 1, told=told) == (1, True)
     assert told[2:] == [Finished(5, 0, "stop", 4)]
 

@@ -10,6 +10,7 @@ from headrace.core.events import Admitted, Broken, Delta, Finished, Relayed, Tok
 from headrace.core.request import Told
 from headrace.engines import answering
 from headrace.engines.answering import MAX_ERROR
+from headrace.engines.openai import SWEEP_S
 from server.socket_client import on_uvloop, until
 from upstreams import Play, completion_events, event, stream, whole
 
@@ -72,7 +73,8 @@ def test_a_continued_answer_gives_our_own_events(usage: bool) -> None:
             assert "".join(delta.text for delta in deltas) == "ab"
             assert sum(delta.tokens for delta in deltas) == 2
             assert [delta.marks is not None for delta in deltas][:1] == [True]
-            assert told[-1] == Finished(rid, 0, "length", 4)
+            # The prompt over there is ours and the two tokens that were told.
+            assert told[-1] == Finished(rid, 0, "length", 4, 7 if usage else 0)
             assert not any(isinstance(event, Relayed) for event in told)
 
     play()
@@ -159,5 +161,25 @@ def test_after_the_last_event_the_connection_has_a_moment_to_end(monkeypatch: py
             assert case.there.cut == 0
             await until(lambda: case.there.cut == 1)
             assert case.server.connections.running == 0
+
+    play()
+
+
+@pytest.mark.parametrize("late", [event({"error": {"message": "x"}}), None])
+def test_what_fails_behind_the_finish_reason_is_over(late: bytes | None) -> None:
+    @on_uvloop
+    async def play() -> None:
+        events = EVENTS[:-2] if late is None else [*EVENTS[:-2], late]
+        async with asking(lambda _: stream(events, end="stall"), silence_s=SWEEP_S) as case:
+            case.submit()
+            await until(lambda: case.raw.count(b"stop") == 1)
+            if late is None:
+                case.clock.now += SWEEP_S
+                case.server._sweep()
+            await case.ended()
+            assert case.last().over
+            assert not any(isinstance(event, Broken) for event in case.told)
+            if late is None:
+                await until(lambda: case.there.cut == 1)  # at once
 
     play()

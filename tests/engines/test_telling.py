@@ -18,7 +18,7 @@ PATIENCE = 10.0
 
 
 def taken(n: int) -> list[Taken]:
-    return [Taken(SEQUENCE, (n,), (), None, None, n, 0.0)]
+    return [Taken(SEQUENCE, (n,), (), None, False, None, n, 0.0)]
 
 
 def stats(n: int) -> EngineStats:

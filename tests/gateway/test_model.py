@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest
+from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest, Unsupported
 from headrace.core.request import (
     BATCH,
     INTERACTIVE,
@@ -142,7 +142,7 @@ async def test_echo_without_an_answer_asks_nothing_of_the_engine() -> None:
 @on_loop
 async def test_a_model_without_a_template_cannot_chat() -> None:
     one = model(HandEngine(), template=None)
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(Unsupported) as caught:
         await prepared(one, chat("hi"), itertools.count())
     assert caught.value.param == "messages"
     assert "/v1/completions" in caught.value.message

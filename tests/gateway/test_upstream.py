@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.core.events import Answered, Broken
 from headrace.core.request import Ask, Call, Told
 from headrace.engines.answering import Sending
 from headrace.gateway.backend import Backend
+from headrace.gateway.mirror import SALT
 from headrace.gateway.upstream import Upstream
 from headrace.protocol.openai import common_options
 from server.hand_engine import Hands
@@ -218,9 +220,14 @@ async def test_vllm_goes_on_from_token_ids() -> None:
         assert body["prompt"] == [7, 8, 9, 97, 98]
         assert body["max_tokens"] == 45
         assert [request.path for request in there.requests[1:]] == ["/tokenize"] * 2
-        known = await prepared(backend, ask(told=Told("ab", (1, 2), 2), max_tokens=5))
+        known = await prepared(backend, ask(told=Told("ab", (1, 2), 2, exact=True), max_tokens=5))
         body = Request("", "", {}, known.body).json
         assert (body["prompt"], body["max_tokens"]) == ([7, 8, 9, 1, 2], 3)
+        # The third token is the beginning of a stop string, or of a character: its reader has not seen it.
+        behind = await prepared(backend, ask(told=Told("ab", (1, 2, 3), 3), max_tokens=5))
+        assert Request("", "", {}, behind.body).json["prompt"] == [7, 8, 9, 97, 98]
+        unseen = await prepared(backend, ask(told=Told("", (3,), 1)))
+        assert Request("", "", {}, unseen.body).json["prompt"] == [7, 8, 9]
         nothing = await prepared(backend, ask(told=Told("", None, 0)))
         assert Request("", "", {}, nothing.body).json["prompt"] == [7, 8, 9]
         ids = await prepared(backend, ask(False, told=TOLD, prompt=[5, 6]))
@@ -239,6 +246,19 @@ async def test_llama_server_goes_on_from_text() -> None:
         assert "max_tokens" not in body
         ids = await prepared(backend, ask(False, told=TOLD, prompt=[5]))
         assert Request("", "", {}, ids.body).json["prompt"] == [5, 3]
+
+
+@on_uvloop
+async def test_a_copy_takes_nothing_from_users_of_the_other_server() -> None:
+    given: dict[str, Any] = {"headrace": {"priority": "interactive", "deadline_ms": 900}}
+    for owned_by, ours in (("headrace", {"priority": "batch", "deadline_ms": 900, "cache": False}), ("vllm", None)):
+        async with started(lambda _: whole({}), owned_by) as (_, backend):
+            copy = await prepared(backend, replace(ask(**given), salt=SALT + "tenant"))
+            assert Request("", "", {}, copy.body).json.get("headrace") == ours
+            plain = await prepared(backend, replace(ask(), salt=SALT))
+            assert ("headrace" in Request("", "", {}, plain.body).json) == (owned_by == "headrace")
+            live = await prepared(backend, replace(ask(**given), salt="tenant"))
+            assert Request("", "", {}, live.body).json.get("headrace") == (given["headrace"] if ours else None)
 
 
 @pytest.mark.parametrize("owned_by", ["vllm", "llamacpp", "library", "sglang", "headrace"])

@@ -312,6 +312,23 @@ def test_an_error_is_never_passed_on(error: bytes) -> None:
         assert not portions[-1].over
 
 
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_behind_the_last_finish_reason_is_the_end(error: bytes) -> None:
+    good = chat_events(["a", "b"], model="alias")[:-2]
+    for reads in ([*good, error], [b"".join(good) + error]):
+        portions = relayed(reads)
+        assert b"".join(portion.raw for portion in portions) == b"".join(good)
+        assert [portion.error for portion in portions] == [None] * len(portions)
+        assert portions[-1].over
+
+
+def test_an_error_with_the_last_finish_reason_is_a_break() -> None:
+    finish = b'data: {"unread":1e999,"usage":{},"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    *_, last = relayed([*chat_events(["a"])[:2], finish])
+    assert (last.over, last.content, last.raw) == (False, None, b"")
+    assert isinstance(last.error, UpstreamFailed)
+
+
 def test_events_are_bounded() -> None:
     relay = Relay(model="alias")
     step = b"data: " + b" " * 65_530

@@ -5,68 +5,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.core.errors import EngineUnavailable, Overloaded, UpstreamFailed
-from headrace.core.events import Broken, Delta, Relayed, Tokens
-from headrace.core.request import Ask, Call, Generation
-from headrace.engines.base import EngineStats, Lives
-from headrace.gateway.backend import Kind, Sink, Work
+from headrace.core.errors import ContextExceeded, EngineUnavailable, Overloaded, UpstreamFailed
+from headrace.core.events import Broken, Delta
+from headrace.core.request import Ask
+from headrace.gateway.backend import Work
 from headrace.observe.accesslog import LOGGER
 from headrace.server.stream import StreamLimits
 from server.asgi_driver import Call as Asking
 from server.asgi_driver import Client, on_loop, settle
-from server.hand_engine import HandEngine, Hands
+from server.hand_engine import INFO, HandEngine, Hands, model
 from server.hand_fleet import HandFleet, fleet_server
+from server.hand_upstream import HandUpstream
 from server.socket_client import until
 
-
-class HandUpstream:
-    """A backend of the kind that relays; the test emits its events."""
-
-    kind: Kind = "openai"
-    ready = True
-    created = 7
-    clock_offset = 0.0
-    stats = EngineStats()
-    lives = Lives()
-
-    def __init__(self) -> None:
-        self.asks: list[Ask] = []
-        self.sink: Sink | None = None
-        self.rid = 0
-        self.cancelled: list[int] = []
-
-    def parse(self, ask: Ask) -> Any:
-        return None
-
-    async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
-        self.asks.append(ask)
-        return Work((Call(next(rids), ask),), 1, 0)
-
-    def submit(self, part: Generation | Call, sink: Sink) -> None:
-        self.rid, self.sink = part.rid, sink
-
-    def cancel(self, rid: int) -> None:
-        self.cancelled.append(rid)
-
-    def pause(self, rid: int) -> None: ...
-
-    def resume(self, rid: int) -> None: ...
-
-    def predict(self, size: int, shared: float, priority: int) -> float:
-        return 0.0
-
-    async def close(self) -> None: ...
-
-    def relay(self, text: str, **fields: Any) -> None:
-        assert self.sink is not None
-        raw = b'data: {"id":"theirs","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text.encode()
-        fields = {"raw": raw, "text": text, "content": text, "tokens": bool(text), **fields}
-        self.sink(Relayed(self.rid, **fields))
-
-    def over(self, raw: bytes = b'data: {"id":"theirs","choices":[{"index":0,"finish_reason":"stop"}]}\n\n') -> None:
-        assert self.sink is not None
-        self.sink(Relayed(self.rid, raw, over=True, content="", usage=Tokens(9, 2)))
+LONG = [{"role": "user", "content": "x" * 100}]
 
 
 def two(**options: Any) -> tuple[HandEngine, HandEngine, HandFleet]:
@@ -142,6 +96,71 @@ async def test_what_one_engine_cannot_do_another_may() -> None:
         assert call.status == 200
         assert call.content() == "yes"
     assert fleet.ends == [("a", ["refused"]), ("b", ["ok"])]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("over_there", [False, True])
+@on_loop
+async def test_what_one_engine_has_no_room_for_another_may_hold(stream: bool, over_there: bool) -> None:
+    small, b = HandEngine(info=replace(INFO, n_ctx=20)), HandEngine()
+    upstream = HandUpstream()
+    fleet = HandFleet({"a": upstream if over_there else small, "b": b})
+    async with Client(fleet_server(fleet)).chat(stream=stream, messages=LONG) as call:
+        if over_there:
+            upstream.fail(ContextExceeded("it holds 20"))
+            await settle()
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+        assert call.status == 200
+    assert fleet.ends == [("a", ["refused"]), ("b", ["ok"])]
+
+
+@on_loop
+async def test_a_prompt_that_none_has_room_for_is_the_first_one_s_error() -> None:
+    fleet = HandFleet({name: HandEngine(info=replace(INFO, n_ctx=n)) for name, n in (("a", 20), ("b", 30))})
+    async with Client(fleet_server(fleet)).chat(messages=LONG) as call:
+        await call.task
+        assert (call.status, call.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "holds 20" in call.json()["error"]["message"]
+    assert fleet.ends == [("a", ["refused"]), ("b", ["refused"])]
+
+
+@on_loop
+async def test_a_model_that_cannot_chat_leaves_it_to_one_that_can() -> None:
+    b = HandEngine()
+    fleet = HandFleet({"a": model(HandEngine(), template=None), "b": b})
+    async with Client(fleet_server(fleet)).chat() as call:
+        b.admit()
+        b.finish()
+        await call.task
+        assert call.status == 200
+
+
+@on_loop
+async def test_the_prompt_of_an_engine_that_refused_is_not_booked() -> None:
+    a, b = HandEngine(), HandEngine()
+    a.refusal = Overloaded("full", reason="queue_full")
+    shorter = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with Client(fleet_server(HandFleet({"a": a, "b": model(b, template=shorter)}))).chat() as call:
+        b.admit()
+        b.finish()
+        await call.task
+        assert call.json()["usage"]["prompt_tokens"] == len(b.generations[0].prompt)
+
+
+@on_loop
+async def test_a_fault_of_ours_says_nothing_good_of_the_engine() -> None:
+    class Faulty(HandUpstream):
+        async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
+            raise RuntimeError("a bug")
+
+    fleet = HandFleet({"a": Faulty()})
+    async with Client(fleet_server(fleet)).chat() as call:
+        await call.task
+        assert call.status == 500
+    assert fleet.ends == [("a", ["cancelled"])]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -260,6 +279,36 @@ async def test_a_silent_engine_is_better_than_none() -> None:
     assert fleet.ends == [("a", ["ok"])]
 
 
+@on_loop
+async def test_a_whole_answer_of_another_server_is_not_slow_for_coming_in_one_piece() -> None:
+    upstream, b = HandUpstream(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b})
+    fleet.timeouts["a"] = 0.0
+    async with Client(fleet_server(fleet)).chat() as call:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert upstream.cancelled == []
+        upstream.relay("yes", raw=b'{"id":"theirs","choices":[]}', over=True)
+        await call.task
+        assert call.json()["id"] == "theirs"
+    assert fleet.ends == [("a", ["ok"])]
+    assert fleet.leases[0].texts == [], "how soon it spoke is not known"
+
+
+@on_loop
+async def test_a_whole_answer_of_ours_may_be_slow() -> None:
+    _, b, fleet = two()
+    fleet.timeouts["a"] = 0.0
+    async with Client(fleet_server(fleet)).chat() as call:
+        await until(lambda: bool(b.generations))
+        b.admit()
+        b.say("hello")
+        b.finish()
+        await call.task
+    assert fleet.ends == [("a", ["slow"]), ("b", ["ok"])]
+    assert len(fleet.leases[1].texts) == 1
+
+
 # After it ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -306,6 +355,28 @@ async def test_one_of_another_family_does_not(families: dict[str, str]) -> None:
 
 
 @on_loop
+async def test_one_that_goes_on_may_take_its_time() -> None:
+    a, b, c = HandEngine(), HandEngine(), HandEngine()
+    fleet = HandFleet({"a": a, "b": b, "c": c})
+    fleet.timeouts["b"] = 0.0
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.say("one ")
+        await settle()
+        a.fail()
+        await settle()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert b.cancelled == []
+        b.admit()
+        b.say("two")
+        b.finish("stop", 8)
+        await call.task
+        assert call.content() == "one two"
+    assert fleet.ends == [("a", ["failed"]), ("b", ["ok"])]
+
+
+@on_loop
 async def test_what_a_relaying_server_began_goes_on_under_its_name() -> None:
     upstream, b = HandUpstream(), HandEngine()
     fleet = HandFleet({"a": upstream, "b": b})
@@ -343,6 +414,27 @@ async def test_a_stop_string_that_was_shown_in_part_does_not_come_twice() -> Non
         b.finish("stop", 6)
         await call.task
         assert call.content() == "go Ex"
+
+
+@on_loop
+async def test_what_did_not_come_twice_is_not_told_twice() -> None:
+    upstream, b, c = HandUpstream(), HandEngine(), HandEngine()
+    fleet = HandFleet({"a": upstream, "b": b, "c": c})
+    async with Client(fleet_server(fleet)).chat(stream=True, stop=["END"]) as call:
+        upstream.relay("go E", identity=("theirs", 55))
+        await settle()
+        upstream.fail()
+        await settle()
+        b.admit()
+        b.say("Ex ")
+        await settle()
+        b.fail()
+        await settle()
+        assert c.generations[0].resume == (tuple(b"go Ex "),)
+        c.admit()
+        c.finish("stop", 6)
+        await call.task
+        assert call.content() == "go Ex "
 
 
 @on_loop
@@ -433,6 +525,33 @@ async def test_the_timeline_comes_in_a_chunk_of_its_own() -> None:
         assert done == "[DONE]"
         assert last["choices"] == []
         assert last["headrace"]["timeline"]["ttft"] >= 0
+
+
+@pytest.mark.parametrize("timings", [False, True])
+@on_loop
+async def test_who_asked_for_the_usage_gets_ours_if_the_other_server_does_not_count(timings: bool) -> None:
+    upstream = HandUpstream()
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}, "headrace": {"timings": timings}}
+    async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True, **asked) as call:
+        upstream.relay("one ", identity=("theirs", 55))
+        upstream.relay("two")
+        upstream.over(usage=None)
+        await call.task
+        *_, usage, done = call.events()
+        assert (usage["id"], usage["created"], usage["choices"], done) == ("theirs", 55, [], "[DONE]")
+        assert usage["usage"]["completion_tokens"] == 2
+        assert call.body.count(b'"completion_tokens"') == 1
+
+
+@on_loop
+async def test_usage_that_the_other_server_told_does_not_come_twice() -> None:
+    upstream = HandUpstream()
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    async with Client(fleet_server(HandFleet({"a": upstream}))).chat(stream=True, **asked) as call:
+        upstream.relay("one")
+        upstream.over()  # its bytes, a chunk with the usage among them, are another one's matter
+        await call.task
+        assert b'"usage"' not in call.body
 
 
 @on_loop

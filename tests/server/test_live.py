@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headrace.core.errors import Draining, EngineFailed, EngineUnavailable, HeadraceError, Overloaded
 from headrace.core.events import Admitted, Delta, Failed, Finished, Marks
-from headrace.core.request import Generation
+from headrace.core.request import Generation, Told
 from headrace.core.timeline import Timeline
 from headrace.gateway.backend import Work
 from headrace.server.exchange import ClientGone
@@ -137,6 +138,76 @@ def test_a_full_mailbox_pauses_all_that_run_and_resumes_them() -> None:
     one.mailbox.take()
     one.mailbox.written()
     assert engine.paused == set()
+
+
+def test_an_engine_that_comes_while_the_reader_is_slow_is_paused_at_once() -> None:
+    first, second = HandEngine(), HandEngine()
+    one = live(max_pending=4)
+    one.submit(model(first), job(1))
+    for _ in range(5):
+        first.say("x")
+    one.give_up(forget=True)
+    one.submit(model(second), job(1, 1))
+    assert second.paused == {1, 2}
+    one.mailbox.take()
+    one.mailbox.written()
+    assert second.paused == set()
+
+
+def test_only_the_engine_that_answers_says_what_the_prompt_was() -> None:
+    engine = HandEngine()
+    one = live()
+    engine.refusal = Overloaded("full")
+    with pytest.raises(Overloaded):
+        one.submit(model(engine), job(1, 1))
+    assert one.usage().prompt_tokens == 0
+    one.submit(model(engine), job(1, 1))
+    assert one.usage().prompt_tokens == 20
+    one.give_up(forget=True)
+    assert one.usage().prompt_tokens == 0
+    one.submit(model(engine), job(1))
+    assert one.usage().prompt_tokens == 10
+    # The answer goes on elsewhere, where the prompt may be counted in another way.
+    one.timeline.delivered = 4.0
+    one.submit(model(engine), job(1, 1))
+    assert one.usage().prompt_tokens == 10
+
+
+@pytest.mark.parametrize(("known", "said", "prompt"), [(0, 7, 7), (0, 0, 0), (3, 7, 3)])
+def test_an_engine_that_alone_can_tell_the_prompt_tells_it_with_the_end(known: int, said: int, prompt: int) -> None:
+    engine = HandEngine()
+    one = live()
+    one.submit(model(engine), replace(job(1), prompt_tokens=known))
+    engine.emit(Finished(1, 0, "stop", 2, said))
+    book_all(one)
+    assert one.usage().prompt_tokens == prompt
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_who_goes_on_hears_whether_the_tokens_say_just_the_text(holds: bool) -> None:
+    engine = HandEngine()
+    one = live()
+    one.submit(model(engine), job(1))
+    engine.emit(Delta(1, 0, "a", 2, ids=(97, 98), holds=holds))
+    book_all(one)
+    assert one.told == Told("a", (97, 98), 2, exact=not holds)
+    other = live()
+    other.prime(one.told)
+    other.submit(model(HandEngine()), job(1))
+    assert other.told == one.told
+
+
+def test_it_is_over_when_an_engine_has_ended_it() -> None:
+    engine = HandEngine()
+    one = live()
+    assert not one.over
+    one.submit(model(engine), job(1))
+    assert not one.over
+    engine.finish(rid=1)
+    book_all(one)
+    assert one.over
+    one.give_up(forget=True)
+    assert not one.over
 
 
 @on_loop

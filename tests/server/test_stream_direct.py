@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from headrace.server.exchange import CHANNEL
 from headrace.server.stream import StreamLimits
 from server.asgi_driver import Call, Client, on_loop, settle
 from server.hand_engine import HandEngine, Hands, server
+from server.hand_fleet import HandFleet, fleet_server
+from server.hand_upstream import HandUpstream
 from server.socket_client import on_uvloop, serving, until
 
 
@@ -56,6 +59,27 @@ async def test_text_of_a_begun_stream_is_written_before_the_sink_returns() -> No
         assert call.events()[-1] == "[DONE]"
     text = app.metrics.render().decode()
     assert "headrace_inter_token_seconds_count 2.0" in text, "both gaps are counted, whichever way a chunk took"
+
+
+@on_loop
+async def test_an_answer_that_was_relayed_and_goes_on_here_ends_as_ours() -> None:
+    upstream, engine, channel = HandUpstream(), HandEngine(), HandChannel()
+    app = fleet_server(HandFleet({"a": upstream, "b": engine}))
+    asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    async with Client(app, extensions={CHANNEL: channel}).chat(**asked) as call:
+        channel.call = call
+        upstream.relay("one ", identity=("theirs", 55))
+        await settle()
+        upstream.fail()
+        await settle()
+        engine.admit()
+        await settle()
+        engine.say("two")
+        assert len(channel.written) == 1, "the short way"
+        engine.finish("stop", 8)
+        await call.task
+        *_, usage, done = call.events()
+        assert (usage["id"], usage["usage"]["completion_tokens"], done) == ("theirs", 8, "[DONE]")
 
 
 @on_loop

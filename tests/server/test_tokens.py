@@ -8,8 +8,8 @@ from headrace.core.errors import RateLimited
 from server.asgi_driver import Client, on_loop
 from server.hand_engine import HandEngine, model, server
 from server.hand_fleet import HandFleet, fleet_server
+from server.hand_upstream import HandUpstream
 from server.test_app_permits import Watching
-from server.test_attempts import HandUpstream
 
 
 @on_loop

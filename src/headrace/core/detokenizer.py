@@ -30,6 +30,11 @@ class Detokenizer:
         """Text that may turn out to be the beginning of a stop string."""
         return self._held
 
+    @property
+    def holds(self) -> bool:
+        """The tokens so far say more than was shown: such text, or half a character."""
+        return bool(self._held or self._decoder.getstate()[0])
+
     def feed(self, piece: bytes) -> str:
         """The text that became certain. After a stop string: ""."""
         text = self._decoder.decode(piece)

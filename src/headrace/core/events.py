@@ -66,6 +66,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """On the first delta with text."""
     ids: tuple[int, ...] = ()
     """The tokens themselves, `tokens` of them: what a replay goes on from."""
+    holds: bool = False
+    """They say more than was shown so far: what may become a stop string, or half a character, is held back."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
@@ -76,6 +78,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     reason: FinishReason
     completion_tokens: int
     """All tokens drawn, the ending token among them."""
+    prompt_tokens: int = 0
+    """Those of the request's prompt, from an engine that alone can tell; 0: whoever asks counted them."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):

@@ -158,6 +158,8 @@ class Told:
     """The tokens it is made of, and those drawn since of which nothing was shown yet; None: not known."""
     tokens: int
     """How many they are, as far as that can be told."""
+    exact: bool = False
+    """`ids` are known to say `text` and no more."""
 
 
 @dataclass(frozen=True, slots=True)

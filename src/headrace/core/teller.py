@@ -31,6 +31,8 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
     """Of those that are text; empty unless asked for."""
     text: str | None
     """None: to be made of `ids`, no stop string can be in it."""
+    holds: bool
+    """Behind `text`, something is held back."""
     reason: FinishReason | None
     """None: it goes on."""
     drawn: int
@@ -78,6 +80,7 @@ class Teller:
             drawn.tokens[:count],
             drawn.logprobs[:said],
             None if detokenizer is None else text,
+            detokenizer is not None and detokenizer.holds,
             reason,
             sequence.drawn,
             now,
@@ -88,10 +91,13 @@ class Teller:
         events: list[Event] = []
         for one in taken:
             sequence = one.sequence
-            text = self._text(one) if one.text is None else one.text
+            text, holds = one.text, one.holds
+            if text is None:
+                text = self._text(one)
+                holds = sequence.detokenizer.holds
             sequence.untold += one.ids
             sequence.unsaid += one.logprobs
-            _say(sequence, text, one.at, events)
+            _say(sequence, text, holds, one.at, events)
             if one.reason:
                 events.append(Finished(sequence.generation.rid, sequence.index, one.reason, one.drawn))
         return events
@@ -102,7 +108,7 @@ class Teller:
         return feed(piece(ids[0])) if len(ids) == 1 else "".join([feed(piece(token)) for token in ids])
 
 
-def _say(sequence: Sequence, text: str, now: float, events: list[Event]) -> None:
+def _say(sequence: Sequence, text: str, holds: bool, now: float, events: list[Event]) -> None:
     if not text and not sequence.unsaid:
         return
     marks = None
@@ -114,6 +120,6 @@ def _say(sequence: Sequence, text: str, now: float, events: list[Event]) -> None
         assert prefilled is not None
         marks = Marks(sequence.arrived, scheduled, restored, prefilled, now)
     rid, index, ids = sequence.generation.rid, sequence.index, tuple(sequence.untold)
-    events.append(Delta(rid, index, text, len(ids), tuple(sequence.unsaid), marks, ids))
+    events.append(Delta(rid, index, text, len(ids), tuple(sequence.unsaid), marks, ids, holds))
     sequence.untold.clear()
     sequence.unsaid.clear()

@@ -161,7 +161,13 @@ class Answering:
             self.transfer.cancel()
 
     def break_off(self, error: HeadraceError) -> None:
-        if not self._over:
+        """It failed; but a stream that has all its finish reasons is over."""
+        if self._over:
+            return
+        if self._relay is not None and self._relay.complete:
+            self._tell(self._relay.end())
+            self._cut()
+        else:
             self.give_up()
             self._sink(Broken(self.rid, error))
 
@@ -215,7 +221,8 @@ class Answering:
         if portion.over:
             drawn = self._drawn if self._usage is None else self._usage.completion
             reason: FinishReason = "length" if self._reason == "length" else "stop"
-            self._sink(Finished(self.rid, 0, reason, told.tokens + drawn))
+            prompt = 0 if self._usage is None else max(0, self._usage.prompt - told.tokens)
+            self._sink(Finished(self.rid, 0, reason, told.tokens + drawn, prompt))
 
     def _mark(self) -> Marks:
         """The first text is here."""

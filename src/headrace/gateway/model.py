@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.core.detokenizer import Detokenizer
-from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest
+from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest, Unsupported
 from headrace.core.request import Ask, Call, ChatRequest, CompletionRequest, Generation, Options, Told
 from headrace.core.tokenizer import Tokenizer
 from headrace.engines.base import EngineStats, Lives, StreamEngine
@@ -160,7 +160,7 @@ class ServedModel:
     def prepare_chat(self, request: ChatRequest) -> list[int]:
         """The prompt's token ids. Any thread."""
         if self._template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+            raise Unsupported("this model has no chat template; use /v1/completions", param="messages")
         info = self.engine.info
         pieces = self._template.render(request.messages)
         return self._encoder.encode(pieces, bos=info.bos, add_bos=info.add_bos)

@@ -31,6 +31,7 @@ from headrace.engines.answering import Sending
 from headrace.engines.base import EngineStats, Lives
 from headrace.engines.openai import OpenAIServer, Reply, parse_url
 from headrace.gateway.backend import Kind, Sink, Work
+from headrace.gateway.mirror import SALT
 from headrace.protocol.continuation import (
     FLAVOURS,
     Flavour,
@@ -172,7 +173,7 @@ class Upstream:
 
     def parse(self, ask: Ask) -> bytes:
         """The body as it goes out; b"" where an answer is to be continued."""
-        return outgoing(ask, self.model, self.flavour) if ask.told is None else b""
+        return outgoing(ask, self.model, self.flavour, copy=ask.salt.startswith(SALT)) if ask.told is None else b""
 
     async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
         """Raises EngineUnavailable where it cannot continue."""
@@ -258,10 +259,11 @@ class Upstream:
 
     async def _ids(self, told: Told) -> list[int]:
         """The tokens of what was told. Raises EngineUnavailable."""
-        if told.ids is not None:
-            return list(told.ids)
         if not told.text:
             return []
+        if told.ids is not None and told.exact:
+            return list(told.ids)
+        # It would go on behind all of them, and what they say beyond the text nobody would ever see.
         how = tokenizing(told.text, self.model, self.flavour)
         tokens = None if how is None else rendered(await self._rendered(*how)).tokens
         if tokens is None:

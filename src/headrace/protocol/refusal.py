@@ -1,6 +1,7 @@
 """What another server's answer with an error status means for whoever asked us.
 
-400 413 422, 404 for a field   the request is wrong: its words go to the client, no other engine is tried
+400 413 422, 404 for a field   the request is wrong: its words go to the client, no other engine is tried; but another
+                               one may have room for a prompt that is too long for this one
 408 429 503 529                it has no room: another engine is tried, `Retry-After` is handed on
 the rest                       it failed: a wrong key of ours, a model it has not got, a fault of its own
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, Overloaded, UpstreamFailed, UpstreamRefused
+from headrace.core.errors import ContextExceeded, HeadraceError, Overloaded, UpstreamFailed, UpstreamRefused
 
 MAX_MESSAGE = 500
 """Characters of its message that are handed on."""
@@ -27,6 +28,8 @@ def refusal(status: int, retry_after: str, body: bytes) -> HeadraceError:
         return Overloaded(f"the engine has no room now (it answered {status})", retry_after=_seconds(retry_after))
     if status in (401, 403):
         return UpstreamFailed(f"the engine does not accept our key (it answered {status})")
+    if status in REFUSED and code == ContextExceeded.code:
+        return ContextExceeded(message or "the prompt is too long for the engine", param=param)
     ours = code == "model_not_found" or param == "model" or (status == 404 and param is None)
     if status in REFUSED and not ours:
         return UpstreamRefused(message or f"the engine answered {status}", status=status, param=param, code=code)

@@ -7,7 +7,8 @@ r"""Another server's event stream: what of its bytes may go on to our client, an
 
 Rules: only whole events go on, in the one form that we write ourselves (`data: {json}\n\n`), so a stream that breaks
 off never leaves half a one behind. An error is never passed on: it ends the relay. One read gives one portion. A stream
-is over when it says so, or when each of its choices has its finish reason; any other end is a break.
+is over when it says so, or when each of its choices has its finish reason; any other end is a break. What goes wrong
+after all finish reasons is no break any more: the client has the whole answer, and nothing may follow it.
 """
 
 from __future__ import annotations
@@ -147,14 +148,16 @@ class Relay:
             start = end + 2
         return self._take()
 
+    @property
+    def complete(self) -> bool:
+        """Every choice has its finish reason."""
+        return len(self._finished) >= self._n
+
     def end(self) -> Portion:
         """There will be no further bytes, however the connection ended."""
         if self.over:
             return NOTHING
-        if len(self._finished) >= self._n:
-            self._close()
-        else:
-            self._fail("the engine's answer broke off before its end")
+        self._fail("the engine's answer broke off before its end")
         return self._take()
 
     def _plain(self, event: bytes) -> Portion | None:
@@ -245,6 +248,7 @@ class Relay:
         if not self._begun and chunk.id:
             self._begun = True
             self._draft.identity = (chunk.id, chunk.created if type(chunk.created) is int else 0)
+        complete = self.complete
         roles = self._choices(chunk)
         if general is not None:
             self._draft.text.append(leaves(general))
@@ -258,7 +262,7 @@ class Relay:
         except UNREADABLE:
             # In a field that we passed over. Its text is accounted for and will not be written: nobody can go on.
             self._draft.content = None
-            self._fail("the engine's answer is not the JSON that it should be")
+            self._fail("the engine's answer is not the JSON that it should be", complete=complete)
 
     def _owe(self, chunk: Chunk, data: bytes) -> None:
         """The usage hangs to a chunk that is something else: its own chunk is ours to write."""
@@ -305,9 +309,13 @@ class Relay:
         if self._owed is not None and not self._told_usage:
             self._draft.raw.append(self._splice(sse.event(sse.json_value(self._owed)), self._owed["model"]))
 
-    def _fail(self, message: str) -> None:
-        self.over = True
-        self._draft.error = UpstreamFailed(message)
+    def _fail(self, message: str, *, complete: bool | None = None) -> None:
+        """`complete`: our client has all finish reasons; None: those that we know of."""
+        if self.complete if complete is None else complete:
+            self._close()
+        else:
+            self.over = True
+            self._draft.error = UpstreamFailed(message)
 
     def _too_long(self) -> Portion:
         self._fail(f"an event of the engine's answer is over {MAX_EVENT} bytes")

@@ -4,8 +4,9 @@
                 └── first text is out ── breaks ──▶ engine c of the same family goes on ──▶ …
 
 Rules: before the first text is written any engine of the alias may take over, from the beginning; after it only one
-that can go on from exactly there. What the client did wrong is told at once and tried nowhere else; what one engine
-cannot do another one may. One lease at a time, closed with what became of it; every attempt stands in the timeline.
+that can go on from exactly there, and none is left for being slow. What the client did wrong is told at once and tried
+nowhere else; what one engine cannot do, or has no room for, another one may. One lease at a time, closed with what
+became of it; every attempt stands in the timeline.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from headrace.core.clock import Clock
 from headrace.core.errors import (
+    ContextExceeded,
     Draining,
     HeadraceError,
     Overloaded,
@@ -35,6 +37,9 @@ from headrace.server.live import Live
 
 LONG_BODY = 100_000
 """Bytes from which on a body is parsed on a thread."""
+
+ELSEWHERE = (ServiceError, Unsupported, ContextExceeded)
+"""What another engine need not answer."""
 
 Encoding = Callable[[str, int, Ask, Work], Encoder]
 """(id, created, request, work) → the encoder of its answer"""
@@ -100,7 +105,7 @@ class Attempts:
             try:
                 await self._try(lease, self.ask)
                 return
-            except (ServiceError, Unsupported) as error:
+            except ELSEWHERE as error:
                 first = first or error
                 if not self._again(error):
                     raise first from None
@@ -135,7 +140,7 @@ class Attempts:
         live = self._live
         if live.gone:
             self._end("cancelled")
-        elif live.failure is None and live.remaining == 0:
+        elif live.failure is None and live.over:
             self._end("ok")
         else:
             self._end("cancelled" if live.failure is None else _end_of(live.failure))
@@ -157,13 +162,16 @@ class Attempts:
                 timeline.routed = self._clock()
             work = await self._prepare(lease, ask, parsed)
             self._live.check_gone()
-            self._live.first_text = lease.first_text
+            # The body of another server's whole answer comes when it is complete: how soon it began nobody hears.
+            heard = ask.options.stream or backend.kind != "openai"
+            self._live.first_text = lease.first_text if heard else None
             self._answer(work)
             self._live.submit(backend, work)
         except HeadraceError as error:
             self._end(_end_of(error))
             raise
-        self._arm(lease)
+        if heard and not self._live.committed:
+            self._arm(lease)
 
     async def _parse(self, lease: Lease, ask: Ask) -> object:
         if ask.size < LONG_BODY:
@@ -213,7 +221,7 @@ class Attempts:
     def _again(self, error: HeadraceError) -> bool:
         """Close the attempt; is another one to be made?"""
         self._end(_end_of(error))
-        mine = isinstance(error, ServiceError | Unsupported) and not isinstance(error, Draining)
+        mine = isinstance(error, ELSEWHERE) and not isinstance(error, Draining)
         return mine and not self._live.gone
 
     def _end(self, end: End) -> None:
@@ -233,7 +241,7 @@ class Attempts:
             self._timer = asyncio.get_running_loop().call_later(seconds, self._slow, seconds)
 
     def _slow(self, seconds: float) -> None:
-        """An engine that is slow is better than none: it is left only for another one."""
+        """An engine that is slow is better than none: it is left only for another one, from the beginning."""
         self._timer = None
         if self._live.begun is None and self._live.failure is None and self._more(self.ask):
             self._live.fail(TooSlow(f"the engine gave no text within {seconds * 1e3:g} ms"))

@@ -26,6 +26,7 @@ from headrace.core.request import Told
 from headrace.core.timeline import Timeline
 from headrace.gateway.backend import Backend, Work
 from headrace.protocol.answer import Usage
+from headrace.server.account import Account
 from headrace.server.exchange import ClientGone, Receive
 from headrace.server.mailbox import Mailbox
 
@@ -75,6 +76,8 @@ class Live:
         """Called when the client leaves: what is waited for meanwhile is given up."""
         self.identity: tuple[str, int] | None = None
         """`id` and `created` of an answer that another server began."""
+        self.counted = False
+        """The other server told its own count of the tokens."""
         self._queue_timeout_s = queue_timeout_s
         self._backend: Backend | None = None
         self._clock = clock
@@ -85,7 +88,7 @@ class Live:
         """rid → choice index of its first choice."""
         self._cached = 0
         self._drawn: list[int] = []
-        self._told = _Account()
+        self._told = Account()
         self._hidden = 0
         """Characters that the engine will say and the reader has."""
         self._primed = False
@@ -94,13 +97,18 @@ class Live:
 
     def prime(self, told: Told) -> None:
         """Go on with what another server began."""
-        self._told.add(told.text, told.ids or (), told.tokens)
+        self._told.add(told.text, told.ids or (), told.tokens, holds=not told.exact)
         self._primed = True
 
     @property
     def committed(self) -> bool:
         """The reader has text: nobody may begin anew."""
         return self._primed or self.timeline.delivered is not None
+
+    @property
+    def over(self) -> bool:
+        """An engine has it, and every choice of it has its end."""
+        return bool(self._base) and self.remaining == 0
 
     @property
     def choices(self) -> int:
@@ -124,7 +132,7 @@ class Live:
         self._drawn = [self._told.tokens] if work.choices == 1 else [0] * work.choices
         self._hidden = work.hidden
         self._base.clear()
-        if work.prompt_tokens and not timeline.prompt_tokens:
+        if not self.committed or not timeline.prompt_tokens:
             timeline.prompt_tokens = work.prompt_tokens
         self._submitted = self._clock()
         if timeline.tokenized is None:
@@ -136,8 +144,11 @@ class Live:
                 self._open[part.rid] = part.n
                 base += part.n
                 backend.submit(part, self.mailbox.put)
+                if self.mailbox.paused:
+                    # It was filled by another engine, or by the parts before.
+                    backend.pause(part.rid)
         except BaseException:
-            self.give_up()
+            self.give_up(forget=not self.committed)
             raise
         if not work.parts:
             # Nothing is asked for beyond what there is: every choice is complete as it stands.
@@ -150,9 +161,10 @@ class Live:
         said was shown."""
         self.cancel()
         if forget:
-            self._told = _Account()
+            self._told = Account()
             self.identity = None
-            self._cached = self.timeline.cached_tokens = 0
+            self._cached = self.timeline.cached_tokens = self.timeline.prompt_tokens = 0
+            self.counted = False
             self.timeline.unmark()
             self.first_s = None
         self._base.clear()
@@ -200,13 +212,14 @@ class Live:
             self._drawn[index] += event.tokens
             if index == 0:
                 text = event.text[self._hidden :] if self._hidden else event.text
-                self._told.add(text, event.ids, event.tokens)
+                self._told.add(text, event.ids, event.tokens, holds=event.holds)
             if self.begun is None and event.text:
                 self._begin(event.marks)
         elif kind is Finished:
             assert isinstance(event, Finished)
             # A continued answer's engine was told what it has already, and counts that too.
             self._drawn[index] = event.completion_tokens
+            self.timeline.prompt_tokens = self.timeline.prompt_tokens or event.prompt_tokens
             self.remaining -= 1
             self._release(event.rid)
         elif event.index == 0:
@@ -331,6 +344,7 @@ class Live:
         else:
             self._told.add(event.content, (), event.tokens)
         if event.usage is not None:
+            self.counted = True
             self.timeline.prompt_tokens = event.usage.prompt
             self.timeline.cached_tokens = self._cached = event.usage.cached
             self._drawn = [event.usage.completion] + [0] * (len(self._drawn) - 1)
@@ -354,44 +368,3 @@ class Live:
         for rid in self._open:
             if self._backend is not None:
                 self._backend.resume(rid)
-
-
-class _Account:
-    """What the reader was told of choice 0."""
-
-    __slots__ = ("_exact", "_ids", "_text", "_whole", "length", "tokens")
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._exact = True
-        """`_ids` are all the tokens."""
-        self._whole = True
-        """`_text` is all that the answer is."""
-        self.tokens = 0
-        self.length = 0
-        """Characters of the text."""
-
-    def add(self, text: str, ids: tuple[int, ...], tokens: int) -> None:
-        self._text.append(text)
-        self.length += len(text)
-        self._ids += ids
-        self._exact = self._exact and len(ids) == tokens
-        self.tokens += tokens
-
-    def spoil(self) -> None:
-        """There is more to the answer than its text."""
-        self._whole = False
-
-    def since(self, ids: int) -> tuple[tuple[int, ...], bool, bool, int, int]:
-        return tuple(self._ids[ids:]), self._exact, self._whole, self.tokens, self.length
-
-    @property
-    def text(self) -> str:
-        return "".join(self._text)
-
-    def told(self) -> Told | None:
-        if not self._whole:
-            return None
-        ids = tuple(self._ids) if self._exact and self._ids else None
-        return Told(self.text, ids, self.tokens)

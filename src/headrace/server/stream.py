@@ -195,19 +195,24 @@ class Stream:
         if not self._live.committed:
             self._out.clear()
             self._text = False
-            self._relayed = False
+        self._relayed = False
         self._answer = self._attempts.answer
         return True
 
     def _end(self) -> bytes:
         """The last bytes of a stream that went well."""
+        live, options = self._live, self._options
+        usage = live.usage() if options.include_usage else None
         if not self._relayed:
-            return self._answer.end(self._live.usage() if self._options.include_usage else None)
-        # The usage of a relayed answer was in it; our own chunks must not come after it twice.
-        if not self._options.timings:
+            return self._answer.end(usage)
+        # The usage of a relayed answer was in it, if its server counts; it must not come twice.
+        usage = None if live.counted else usage
+        if usage is None and not options.timings:
             return DONE
         self._stamp()
-        return self._answer.timing(self._live.timeline.report()) + DONE
+        answer = self._attempts.closing()
+        timing = answer.timing(live.timeline.report()) if options.timings else b""
+        return timing + answer.end(usage)
 
     def _encode(self, events: list[Answered]) -> None:
         """Events → bytes in `_out`."""
