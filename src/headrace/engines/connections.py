@@ -6,9 +6,9 @@
                                └──── once ──────────────────── it was a used one: the other side had given it up
 
 Rules: the connection used last is used first, so the rest can grow old and go. A request is sent once; only if a kept
-connection turns out to be dead is it sent again, on a fresh one: dead means that its end comes within a round trip.
-What comes later may be the end of a server that was at work on the request, and may have died of it. Whoever gives a request up cuts its connection. What
-is kept and what is open is bounded.
+connection turns out to be dead is it sent again, on a fresh one. Dead means that its end comes within a round trip:
+what comes later may be the end of a server that was at work on the request, and may have died of it. Whoever gives a
+request up cuts its connection. What is kept and what is open is bounded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEEP_S = 30.0
 MARGIN_S = 1.0
 """This much before the other side's own limit."""
 AT_ONCE_S = 0.05
-"""Beyond a round trip: for both loops to come to it. (Servers need longer to die of a request, but for the quickest.)"""
+"""Beyond a round trip, for both ends to come to it. Few servers die of a request so soon."""
 MOST_IDLE = 256
 MOST_OPEN = 20_000
 

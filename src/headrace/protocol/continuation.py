@@ -8,8 +8,9 @@
     all but openai completions: told text is appended to the prompt
 
 Rules: the caller's fields go out as they came, but for the model's name, for usage (we always want to know), for our
-own object, and for those that are ours to decide: whose cached prefixes it sees, and who is served first. An answer of which more was shown than the text of one choice cannot go on. A field that we do not know may
-mean anything for a chat; for its continuation only fields that completions have too are sent.
+own object, and for those that are ours to decide: whose cached prefixes it sees, and who is served first. An answer of
+which more was shown than the text of one choice cannot go on. A field that we do not know may mean anything for a chat;
+for its continuation only fields that completions have too are sent.
 """
 
 from __future__ import annotations
