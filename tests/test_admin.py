@@ -10,6 +10,7 @@ import pytest
 from gateway.hand_backend import Works
 from headrace.admin import Admin, operators
 from headrace.core.errors import StartupError
+from headrace.gateway.spec import EngineSpec
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
@@ -92,6 +93,20 @@ async def test_with_one_they_are_there_and_only_there() -> None:
         assert {"/admin/v1/engines", "/metrics", "/health"} <= paths
         assert not {"/v1/models", "/"} & paths
     await admin.close()
+
+
+def test_a_declaration_gets_only_keys_that_the_file_gives_to_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_KEY", "sesame")
+    monkeypatch.setenv("OTHER_KEY", "tulip")
+    table = {"kind": "openai", "model": "m", "url": "http://h"}
+    declared = replace(settings(), engines=(EngineSpec("gpu", "openai", "m", "m", key_env="GPU_KEY"),))
+    with listening() as sock:
+        admin = Admin(declared, Works("a").pool, sock, guarded=lambda: False)
+        assert admin._parse("x", {**table, "key_env": "GPU_KEY"}).key == "sesame"
+        for variable in ("OTHER_KEY", "HEADRACE_SERVER_ADMIN_KEY"):
+            with pytest.raises(StartupError, match="key_env") as caught:
+                admin._parse("x", {**table, "key_env": variable})
+            assert "tulip" not in caught.value.message
 
 
 def test_an_address_that_others_can_reach_needs_the_key() -> None:

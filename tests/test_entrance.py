@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import StartupError
-from headrace.entrance import make_entrance, make_key_store, make_shared, make_usage, new_name
+from headrace.entrance import asks_for_keys, make_entrance, make_key_store, make_shared, make_usage, new_name
 from headrace.gateway.buckets import Allowance
 from headrace.gateway.key_store import FileKeys, RedisKeys
 from headrace.gateway.usage import RedisUsage
@@ -35,8 +35,15 @@ def config(*, key: str = "", url: str = "", **keys: Any) -> Config:
 async def test_when_a_key_is_asked_for(options: dict[str, Any], guarded: bool) -> None:
     given = config(**options)
     entrance = make_entrance(given, make_shared(given))
-    assert entrance.guard.guarded is guarded
+    assert entrance.guard.guarded is asks_for_keys(given) is guarded
     await entrance.close()
+
+
+def test_with_a_file_of_keys_one_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config" / "headrace").mkdir(parents=True)
+    assert not asks_for_keys(config())
+    (tmp_path / "config" / "headrace" / "keys.toml").touch()
+    assert asks_for_keys(config())
 
 
 @on_loop

@@ -66,7 +66,9 @@ class Admin:
         await self.switcher.close()
 
     def _parse(self, name: str, table: Mapping[str, Any]) -> EngineSpec:
-        spec = parse_engine(name, table, secret=secret)
+        # A declaration may send a key anywhere: only those that the file gives to engines can be had.
+        named = {spec.key_env for spec in self._config.engines if spec.key_env}
+        spec = parse_engine(name, table, secret=secret, named=named)
         for_engine(self._config, spec)  # its settings are checked now, not when it is loaded
         return spec
 

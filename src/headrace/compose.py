@@ -144,8 +144,7 @@ def make_pool(config: Config, prepare: Prepare | None = None) -> Pool:
                 time.monotonic,
                 key=spec.key,
                 flavour=spec.flavour,
-                max_concurrency=spec.max_concurrency,
-            )
+            )  # `max_concurrency` is kept by the pool, which knows requests from copies of some
         if not config.engines and spec.name == config.model.alias:
             # Nobody is answered before it is there, unless it comes back: then others answer, and it may take its time.
             return OwnEngine(lambda: Kit(config), exercise=bool(pool.backends))

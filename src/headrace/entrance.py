@@ -58,7 +58,7 @@ def make_entrance(config: Config, shared: SharedRedis | None) -> Entrance:
         server_key=config.server.key,
         defaults=Allowance(k.requests_per_minute, k.tokens_per_minute, k.streams),
         isolate=k.isolate,
-        always=k.store == "redis" or bool(k.file),
+        always=_always(config),
     )
     return Entrance(guard, limiter, usage)
 
@@ -77,6 +77,25 @@ def make_key_store(config: Config, shared: SharedRedis | None) -> KeyStore | Non
     if config.keys.file:
         return FileKeys(Path(config.keys.file))
     return None if home is None else FileKeys(home / USUAL)
+
+
+def asks_for_keys(config: Config) -> bool:
+    """Do clients need a key from the start? Later also from the first one on that is made."""
+    return _always(config) or bool(config.server.key) or _has_usual()
+
+
+def _always(config: Config) -> bool:
+    return config.keys.store == "redis" or bool(config.keys.file)
+
+
+def _has_usual() -> bool:
+    home = config_home()
+    try:
+        return home is not None and bool((home / USUAL).stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # as the guard has it: whoever hid it did not want an open server
 
 
 def make_usage(config: Config, shared: SharedRedis | None) -> Usage | None:

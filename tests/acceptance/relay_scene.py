@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from acceptance.asking import CHAT, COMP, Asking, Wire, chat_fields, comp_fields, dumps, events_of
-from headrace.core.errors import EngineUnavailable, ModelNotFound
+from headrace.core.errors import EngineUnavailable, ModelNotFound, Unsupported
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, End, Lease
+from headrace.gateway.model import ServedModel
 from headrace.gateway.upstream import Upstream
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
@@ -84,6 +85,9 @@ class Chain:
 
     def others(self, ask: Ask, *, without: Collection[str]) -> bool:
         return bool(self.engines.keys() - set(without))
+
+    def own(self, alias: str) -> ServedModel:
+        raise Unsupported("nobody tells tokens", param="model")
 
     async def close(self) -> None:
         for engine in self.engines.values():

@@ -248,6 +248,7 @@ async def test_what_is_booked_is_our_own_count_also_of_a_stream_cut_short(tmp_pa
         while text != "aaa":
             text += (await wire.event())["choices"][0]["delta"].get("content") or ""
         wire.reset()
+        await until(lambda: not scene.app.running)
         scene.gate.open()
         await scene.idle()
         (line,) = [line for line in scene.access if line["key"] == "one"]

@@ -314,7 +314,7 @@ async def test_a_full_engine_is_passed_over() -> None:
         await wire.chat(stream=True)
         await wire.head()
         (await scene.ask()).check_whole("xy")
-        assert scene.fleet.ends == [("a", "failed"), ("b", "ok")]
+        assert scene.fleet.ends == [("a", "refused"), ("b", "ok")]
         gate.set()
         body = b"".join([chunk async for chunk in _chunks(wire)])
         Got(200, body).check_whole("xy")

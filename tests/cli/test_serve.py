@@ -87,6 +87,20 @@ def test_the_key_is_not_shown() -> None:
     assert 'api_key=os.environ["HEADRACE_SERVER_KEY"]' in text
 
 
+def test_a_server_with_keys_shows_where_they_go(
+    served: list[Config], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve.run(None, {})
+    assert "Authorization" not in capsys.readouterr().out
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "headrace").mkdir()
+    (tmp_path / "headrace" / "keys.toml").touch()
+    serve.run(None, {})
+    out = "".join(capsys.readouterr().out.split())
+    assert '-H"Authorization:Bearer$KEY"' in out
+    assert 'api_key=os.environ["KEY"]' in out
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -11,6 +11,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.request import Ask, Call, Generation, Options
 from headrace.engines.base import EngineStats, Lives
 from headrace.gateway.backend import Kind, Sink, Work
+from headrace.gateway.member import MemberLease
 from headrace.gateway.pool import Pool
 from headrace.gateway.spec import AliasSpec, EngineSpec
 from headrace.testing import ManualClock
@@ -134,7 +135,11 @@ class Hand:
     def fail(self, name: str, times: int = 3) -> None:
         """Requests fail there until its breaker opens."""
         for _ in range(times):
-            self.pool.lease_of(name).close("failed")
+            self.lease(name).close("failed")
+
+    def lease(self, name: str) -> MemberLease:
+        """A request's, of that very engine."""
+        return MemberLease(self.pool.members[name], self.clock)
 
 
 def _but(table: dict[str, Any], key: str) -> dict[str, Any]:

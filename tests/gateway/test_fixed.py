@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.core.errors import EngineUnavailable, ModelNotFound
+from gateway.hand_pool import HandBackend
+from headrace.core.errors import EngineUnavailable, ModelNotFound, Unsupported
 from headrace.core.request import Ask, Options
 from headrace.gateway.fixed import FixedFleet
+from headrace.gateway.spec import EngineSpec
 from server.asgi_driver import on_loop
 from server.hand_engine import HandEngine, model
 
@@ -28,6 +30,18 @@ def test_a_model_is_its_own_alias_while_it_is_there() -> None:
     assert list(fleet.aliases) == []
     with pytest.raises(ModelNotFound):
         fleet.lease(ask())
+
+
+def test_what_tells_tokens_is_one_of_ours() -> None:
+    engine = HandEngine()
+    ours = model(engine)
+    fleet = FixedFleet({"m": ours, "other": HandBackend(EngineSpec("other", "openai", "x", "x"))})
+    assert fleet.own("m") is ours
+    with pytest.raises(Unsupported, match="does not tell tokens"):
+        fleet.own("other")
+    engine.ready = False
+    with pytest.raises(EngineUnavailable):
+        fleet.own("m")
 
 
 def test_there_is_no_second_engine() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.hand_pool import HandBackend
-from headrace.gateway.member import Member, MemberLease
+from headrace.gateway.member import CopyLease, Member, MemberLease
 from headrace.gateway.router import Condition
 from headrace.gateway.spec import EngineSpec
 from headrace.gateway.states import State
@@ -60,6 +60,28 @@ def test_a_full_one_is_not_asked() -> None:
     lease.close("ok")
     assert one.condition(0.0) is Condition.WELL
     assert not member().full, "there is no limit"
+
+
+def test_a_full_one_is_fit_all_the_same() -> None:
+    one = member(max_concurrency=1)
+    MemberLease(one, ManualClock())
+    assert (one.condition(0.0), one.fitness(0.0)) == (None, Condition.WELL)
+
+
+def test_a_copy_s_lease_says_nothing() -> None:
+    one = member(max_concurrency=1, ttft_timeout_s=1.5)
+    lease = CopyLease(one)
+    assert (lease.engine, lease.family, lease.backend, lease.ttft_timeout_s) == ("a", "f", one.backend, None)
+    assert (one.leases, one.copies, one.used, one.full, one.takes_copies) == (0, 1, True, False, False)
+    lease.first_text(0.5)
+    for _ in range(2):
+        lease.close("failed")
+    assert (one.copies, one.used, one.takes_copies) == (0, False, True)
+    assert (one.ends, one.health.in_flight, one.health.ttft(0.0)) == ({}, 0, 0.0)
+    break_it(one)
+    assert not one.takes_copies
+    one.state = State.DRAINING
+    assert not one.takes_copies
 
 
 def test_a_lease_tells_what_became_of_it_once() -> None:

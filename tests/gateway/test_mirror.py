@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from headrace.core.errors import EngineUnavailable, Overloaded
+from gateway.hand_pool import Hand, HandBackend
+from gateway.hand_pool import ask as of_pool
+from headrace.core.errors import ContextExceeded, EngineUnavailable, Overloaded
 from headrace.core.events import Delta, Failed
 from headrace.core.request import BATCH, Ask, Options
+from headrace.gateway.backend import Work
 from headrace.gateway.gate import Seen
 from headrace.gateway.mirror import FIRST_RID, SALT, Mirror, Shadow
 from headrace.gateway.pool import Route
-from headrace.gateway.spec import MirrorSpec
+from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
+from headrace.protocol.continuation import Flavour, outgoing
 from server.asgi_driver import on_loop
 from server.hand_engine import HandEngine, Hands, model
 from server.hand_fleet import HandLease
@@ -152,7 +157,7 @@ async def test_the_live_side_may_be_first() -> None:
 async def test_a_candidate_that_fails_is_rejected(broken: str) -> None:
     rig = Rig(promote="auto")
     if broken == "refuses":
-        rig.engine.refusal = Overloaded("full")
+        rig.engine.refusal = Overloaded("full")  # what another server means by 503 nobody knows
     shadow = rig.mirror.offer(ask(temperature=9) if broken == "parse" else ask(), "old")
     assert shadow is not None
     if broken == "fails":
@@ -166,6 +171,94 @@ async def test_a_candidate_that_fails_is_rejected(broken: str) -> None:
     assert rig.report["verdict"] == "reject"
     assert rig.promoted == []
     assert rig.stand.leases[0].ends == ["failed"]
+
+
+@on_loop
+async def test_a_candidate_whose_queue_is_full_is_not_rejected_for_it() -> None:
+    rig = Rig()
+    rig.engine.refusal = Overloaded("full", reason="queue_full")
+    shadow = rig.mirror.offer(ask(), "old")
+    assert shadow is not None
+    await rig.rest()
+    assert rig.outcomes() == {"dropped": 1}
+    shadow.close(SEEN, None)
+    shadow.cancel()
+    assert rig.outcomes() == {"dropped": 1}
+    assert (rig.report["verdict"], rig.report["candidate"]["requests"]) == ("waiting", 0)
+
+
+@on_loop
+async def test_one_that_is_cancelled_before_its_first_step_leaves_nothing() -> None:
+    rig = Rig()
+    for _ in range(6):
+        shadow = rig.mirror.offer(ask(), "old")
+        assert shadow is not None, "its place is free again"
+        shadow.cancel()
+        await rig.rest()
+    assert rig.outcomes() == {"cancelled": 6}
+    assert [lease.ends for lease in rig.stand.leases] == [["cancelled"]] * 6
+    assert rig.engine.generations == []
+
+
+@on_loop
+async def test_a_fault_of_ours_is_logged_and_settled(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+
+    def broken(*_: object) -> None:
+        raise ValueError("user's words")
+
+    rig.engine.submit = broken  # type: ignore[assignment,method-assign]
+    shadow = rig.mirror.offer(ask(), "old")
+    assert shadow is not None
+    await rig.rest()
+    shadow.close(SEEN, None)
+    assert rig.outcomes() == {"error": 1}
+    assert "ValueError" in caplog.text
+    assert "words" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flavour", "sent"),
+    [("headrace", {"priority": "batch", "cache": False}), ("vllm", None), ("openai", None)],
+)
+@on_loop
+async def test_another_headrace_is_told_that_it_is_a_copy(flavour: Flavour, sent: Any) -> None:
+    bodies: list[Any] = []
+
+    class Parsing(HandBackend):
+        def parse(self, ask: Ask) -> Any:
+            bodies.append(json.loads(outgoing(ask, "there", flavour)))
+            raise ContextExceeded("enough is known")
+
+    rig = Rig()
+    backend = Parsing(EngineSpec("new", "openai", "there", "f"))
+    rig.stand.lease_of = lambda name: HandLease(name, backend, "f")  # type: ignore[method-assign]
+    original = ask(headrace={"timings": True, "priority": "interactive"})
+    rig.mirror.offer(original, "old")
+    await rig.rest()
+    assert bodies[0].get("headrace") == sent
+    assert original.fields["headrace"] == {"timings": True, "priority": "interactive"}
+
+
+@on_loop
+async def test_errors_of_copies_never_take_a_live_engine_away() -> None:
+    hand = await Hand("ab", kind="openai").load()
+    hand.pool.lead(AliasSpec("big", {"b": 1.0}))
+    hand.pool.lead(AliasSpec("chat", {"a": 1.0}, MirrorSpec("b", share=1.0)))
+    mirror = Mirror(hand.pool, hand.clock)
+
+    async def prepare(*_: object) -> Work:
+        raise ContextExceeded("too long")
+
+    hand["b"].prepare = prepare  # type: ignore[assignment,method-assign]
+    for _ in range(8):
+        shadow = mirror.offer(of_pool(), "a")
+        assert shadow is not None
+        shadow.close(SEEN, None)
+        await until(lambda: not mirror.running)
+    assert mirror.counts == {("chat", "error"): 8}
+    assert hand.pool.lease(of_pool(model="big")).engine == "b"
+    await hand.pool.close()
 
 
 @on_loop

@@ -15,11 +15,14 @@ from headrace.core.errors import (
     ModelNotFound,
     Overloaded,
     StartupError,
+    Unsupported,
 )
 from headrace.gateway.affinity import BLOCK
+from headrace.gateway.model import ServedModel
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
 from headrace.gateway.states import State
 from server.asgi_driver import on_loop, settle
+from server.hand_engine import HandEngine, model
 
 
 def state(hand: Hand, name: str) -> State:
@@ -198,7 +201,7 @@ async def test_weights_must_make_sense(weights: dict[str, float]) -> None:
 
 @on_loop
 async def test_only_a_ready_engine_gets_weight() -> None:
-    hand = await Hand("abc").load("a")
+    hand = await Hand("abc", weights={"a": 1.0, "b": 0.0}).load("a")
     with pytest.raises(Conflict, match="engine b is gone, not ready: not loaded"):
         hand.pool.assign("chat", {"a": 1.0, "b": 1.0})
     with pytest.raises(InvalidRequest, match="no engine is named x"):
@@ -285,7 +288,7 @@ async def test_an_alias_of_one_engine_costs_no_hash(monkeypatch: pytest.MonkeyPa
 async def test_what_was_measured_serves_where_nothing_is_predicted() -> None:
     hand = await Hand("ab").load()
     for name, seconds in (("a", 2.0), ("b", 0.1)):
-        lease = hand.pool.lease_of(name)
+        lease = hand.lease(name)
         lease.first_text(seconds)
         lease.close("ok")
     assert hand.chosen(5) == "bbbbb"
@@ -398,6 +401,7 @@ async def test_an_engine_has_no_more_than_it_may() -> None:
     hand.pool.lease(ask())
     with pytest.raises(Overloaded):
         hand.pool.lease(ask())
+    assert hand.pool.ready("chat"), "it answers, only not more"
 
 
 @on_loop
@@ -430,13 +434,100 @@ async def test_failovers_and_continuations_are_counted() -> None:
     assert {one.engine: one.in_flight for one in hand.pool.standings()} == {"a": 0, "b": 1}
 
 
+# --- copies
+
+
+@on_loop
+async def test_what_becomes_of_copies_harms_nobody() -> None:
+    hand = await Hand("ab", kind="openai", probe_s=0).load()
+    for _ in range(20):
+        hand.pool.lease_of("b").close("failed")
+    assert not hand.pool.members["b"].health.open
+    assert hand.pool.members["b"].ends == {}
+    assert Counter(hand.chosen(10)) == {"a": 5, "b": 5}
+
+
+@on_loop
+async def test_copies_take_no_place_and_no_turn() -> None:
+    hand = await Hand("ab", kind="openai", probe_s=0, max_concurrency=2).load()
+    copies = [hand.pool.lease_of("b") for _ in range(2)]
+    with pytest.raises(EngineUnavailable, match="takes no copies"):
+        hand.pool.lease_of("b")
+    assert {one.engine: one.in_flight for one in hand.pool.standings()} == {"a": 0, "b": 0}
+    leases = [hand.pool.lease(ask()) for _ in range(4)]
+    assert Counter(lease.engine for lease in leases) == {"a": 2, "b": 2}, "there is room as if there were no copies"
+    copies[0].close("ok")
+    with pytest.raises(EngineUnavailable):
+        hand.pool.lease_of("b")
+    for lease in leases:
+        lease.close("ok")
+    hand.pool.lease_of("b")
+
+
+@on_loop
+async def test_a_copy_is_never_the_trial() -> None:
+    hand = await Hand("ab", kind="openai", probe_s=0).load()
+    hand.fail("b")
+    for _ in range(3):
+        with pytest.raises(EngineUnavailable):
+            hand.pool.lease_of("b")
+        hand.clock.advance(2)
+    assert hand.chosen(1, without={"a"}) == "b", "a request is"
+    hand.pool.lease_of("b")
+
+
+@on_loop
+async def test_a_drain_waits_for_copies_too() -> None:
+    hand = await Hand("ab").load()
+    copy, lease = hand.pool.lease_of("a"), hand.lease("a")
+    draining = asyncio.ensure_future(hand.pool.drain("a", 60))
+    await settle()
+    lease.close("ok")
+    await settle()
+    assert state(hand, "a") is State.DRAINING
+    for _ in range(2):
+        copy.close("ok")
+    await draining
+    assert (state(hand, "a"), hand.pool.members["a"].copies) == (State.GONE, 0)
+
+
+# --- tokens
+
+
+@on_loop
+async def test_an_engine_of_ours_is_found_without_a_turn() -> None:
+    hand = Hand("ab", weights={"a": 9.0, "b": 1.0})
+    hand.pool.declare(EngineSpec("c", "openai", "m", "f", probe_s=0))
+    hand.pool.lead(AliasSpec("other", {"c": 1.0}))
+    inner = model(HandEngine())
+
+    class Wrapped(HandBackend):
+        @property
+        def served(self) -> ServedModel:
+            return inner
+
+    plain = hand.pool._build
+    hand.pool._build = lambda spec: Wrapped(spec) if spec.name == "b" else plain(spec)
+    await hand.load("ac")
+    with pytest.raises(EngineUnavailable):
+        hand.pool.own("chat")
+    await hand.load("b")
+    assert hand.pool.own("chat") is inner
+    with pytest.raises(Unsupported, match="do not tell tokens"):
+        hand.pool.own("other")
+    assert (hand.pool.members["b"].ends, hand.pool.members["b"].chosen) == ({}, 0)
+    await hand.pool.drain("b", 0)
+    with pytest.raises(EngineUnavailable):
+        hand.pool.own("chat")
+
+
 # --- draining
 
 
 @on_loop
 async def test_a_drain_waits_for_its_leases() -> None:
     hand = await Hand("ab").load()
-    lease = hand.pool.lease_of("a")
+    lease = hand.lease("a")
     draining = asyncio.ensure_future(hand.pool.drain("a", 60))
     await settle()
     assert state(hand, "a") is State.DRAINING
@@ -460,7 +551,7 @@ async def test_a_drain_waits_for_its_leases() -> None:
 @on_loop
 async def test_at_the_timeout_what_runs_is_ended() -> None:
     hand = await Hand("ab").load()
-    lease = hand.pool.lease_of("a")
+    lease = hand.lease("a")
     await hand.pool.drain("a", 0.0)
     assert state(hand, "a") is State.GONE
     assert hand["a"].did[-1] == "close"
@@ -471,7 +562,7 @@ async def test_at_the_timeout_what_runs_is_ended() -> None:
 @on_loop
 async def test_a_drain_can_be_taken_back() -> None:
     hand = await Hand("ab").load()
-    lease = hand.pool.lease_of("a")
+    lease = hand.lease("a")
     draining = asyncio.ensure_future(hand.pool.drain("a", 60))
     await settle()
     await hand.pool.load("a")
@@ -480,6 +571,24 @@ async def test_a_drain_can_be_taken_back() -> None:
     assert hand["a"].did == ["start", "warm"], "nothing was loaded again"
     lease.close("ok")
     assert set(hand.chosen(2)) == {"a", "b"}
+
+
+@on_loop
+async def test_one_whose_end_has_begun_is_not_taken_back() -> None:
+    hand = await Hand("a").load("a")
+    lease = hand.lease("a")
+    draining = asyncio.ensure_future(hand.pool.drain("a", 60))
+    await settle()
+    lease.close("ok")
+    for _ in range(10):
+        if hand.pool.members["a"].ending is None:
+            await asyncio.sleep(0)
+    with pytest.raises(Conflict, match="engine a is draining"):
+        await hand.pool.load("a")
+    await draining
+    assert (state(hand, "a"), hand.pool.members["a"].backend) == (State.GONE, None)
+    await hand.pool.load("a")
+    hand.pool.lease(ask())
 
 
 @on_loop
@@ -500,7 +609,7 @@ async def test_the_end_closes_everything() -> None:
     hand = await Hand("abcd").load("ab")
     hand.shut.add("c")
     loading = asyncio.ensure_future(hand.pool.load("c"))
-    hand.pool.lease_of("b")
+    hand.lease("b")
     draining = asyncio.ensure_future(hand.pool.drain("b", 60))
     await settle()
     await hand.pool.close()

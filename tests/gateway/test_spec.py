@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import StartupError
-from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec, parse_alias, parse_engine, parse_fleet
+from headrace.gateway.spec import OURS, AliasSpec, EngineSpec, MirrorSpec, parse_alias, parse_engine, parse_fleet
+from headrace.settings import PREFIX
 
 SECRETS = {"KEY": "sesame", "BAD": "two words"}
 LLAMA = {"kind": "llama", "model": "smollm2-135m"}
@@ -55,6 +56,25 @@ def test_a_key_is_not_shown() -> None:
     assert "two words" not in refusal({"main": {**OTHER, "key_env": "BAD"}})
 
 
+def test_only_variables_that_are_known_are_read_where_there_is_a_list() -> None:
+    asked: list[str] = []
+
+    def secret(variable: str) -> str:
+        asked.append(variable)
+        return "sesame"
+
+    table = {**OTHER, "key_env": "KEY"}
+    assert parse_engine("x", table, secret=secret, named={"KEY"}).key_env == "KEY"
+    asked.clear()
+    for named, known in ((set[str](), "there is none"), ({"B", "A"}, "known are A, B")):
+        with pytest.raises(StartupError, match=rf"key_env: only a variable .* is read here; {known}"):
+            parse_engine("x", table, secret=secret, named=named)
+    with pytest.raises(StartupError, match="kept for settings"):
+        parse_engine("x", {**OTHER, "key_env": "HEADRACE_X"}, secret=secret, named={"HEADRACE_X"})
+    assert asked == []
+    assert PREFIX == OURS
+
+
 @pytest.mark.parametrize(
     ("given", "read"),
     [
@@ -63,6 +83,8 @@ def test_a_key_is_not_shown() -> None:
         ("https://h/v1/", "https://h/v1"),
         ("http://[::1]:8000/api/v1", "http://[::1]:8000/api/v1"),
         ("http://h/openai", "http://h/openai/v1"),
+        ("https://g.com/v1beta/openai/", "https://g.com/v1beta/openai"),
+        ("https://x.cn/api/paas/v4", "https://x.cn/api/paas/v4"),
     ],
 )
 def test_a_url_ends_with_its_version(given: str, read: str) -> None:
@@ -96,6 +118,10 @@ def test_a_url_ends_with_its_version(given: str, read: str) -> None:
         ({**OTHER, "url": "http://h/a b"}, "engines.main.url: holds characters that a URL cannot have"),
         ({**OTHER, "url": "http://h/?a=1"}, "engines.main.url: should read http://HOST:PORT/v1 or https://…"),
         ({**OTHER, "key_env": "NONE"}, "engines.main.key_env: the environment variable NONE is not set"),
+        (
+            {**OTHER, "key_env": "HEADRACE_SERVER_KEY"},
+            "engines.main.key_env: HEADRACE_SERVER_KEY is kept for settings of this server; name another variable",
+        ),
         ({**OTHER, "max_concurrency": 1.5}, "engines.main.max_concurrency: 1.5 is not a whole number"),
         (3, "engines.main: 3 is not a table"),
     ],

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.hand_backend import Works, ask
-from headrace.core.errors import Conflict, InvalidRequest, LoadFailed, StartupError
+from headrace.core.errors import Conflict, InternalError, InvalidRequest, LoadFailed, StartupError
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
 from headrace.gateway.switch import KEPT, Report, Switcher, shares
 from server.asgi_driver import on_loop, settle
@@ -303,6 +303,52 @@ async def test_one_that_somebody_else_loads_is_a_conflict() -> None:
         works.made["b"].loads.set()
         await other
         assert (await switcher.switch("chat", "b")).load_s is None
+
+
+@on_loop
+async def test_an_engine_that_is_away_keeps_nobody_from_switching() -> None:
+    works = Works("a", "b", "c", chat={"a": 1.0, "b": 1.0})
+    async with switching(works, "a") as switcher:
+        assert (await switcher.switch("chat", "c", 0.5)).stage == "done"
+        assert works.weights("chat") == {"a": 0.25, "b": 0.25, "c": 0.5}
+        works.pool.lead(AliasSpec("chat", {"a": 1.0, "b": 0.0}))
+        with pytest.raises(Conflict, match="engine b is gone"):
+            works.pool.assign("chat", {"a": 1.0, "b": 1.0})
+
+
+@pytest.mark.parametrize("where", ["load", "assign"])
+@on_loop
+async def test_a_fault_of_ours_ends_a_switch(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    works = Works("a", "b", chat={"a": 1.0})
+    async with switching(works, "a") as switcher:
+
+        def broken(*_: object) -> None:
+            raise ValueError
+
+        monkeypatch.setattr(works.pool, where, broken)
+        with pytest.raises(InternalError, match="internal error"):
+            await switcher.switch("chat", "b")
+        monkeypatch.undo()
+        assert (switcher.running, switcher.last[0].stage) == ([], "failed")
+        await settle()
+        assert (works.state("b"), works.weights("chat")) == ("gone", {"a": 1.0})
+        assert "ValueError" in caplog.text
+        await switcher.switch("chat", "b")
+
+
+@on_loop
+async def test_an_engine_that_was_waited_for_is_not_looked_for_any_more() -> None:
+    works = Works("a", "b", chat={"a": 1.0})
+    async with switching(works, "b") as switcher:
+        works.pool.want("a")
+        await switcher.switch("chat", "b", 0.5)
+        assert works.pool.members["a"].wanted
+        await switcher.switch("chat", "b")
+        await settle()
+        assert (works.pool.members["a"].wanted, works.state("a")) == (False, "gone")
+        assert [report.stage for report in switcher.last] == ["done", "done"]
 
 
 @on_loop

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from headrace.core.errors import EngineUnavailable
+from headrace.core.errors import EngineUnavailable, Unsupported
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, End
+from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
@@ -63,6 +64,12 @@ class HandFleet:
 
     def others(self, ask: Ask, *, without: Collection[str]) -> bool:
         return any(name not in without for name in self.backends)
+
+    def own(self, alias: str) -> ServedModel:
+        for backend in self.backends.values():
+            if isinstance(backend, ServedModel):
+                return backend
+        raise Unsupported("nobody tells tokens", param="model")
 
     async def close(self) -> None:
         pass

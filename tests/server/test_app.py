@@ -332,29 +332,3 @@ async def test_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     monkeypatch.undo()
     async with Client(app).get("/v1/models") as call:
         assert call.status == 200
-
-
-# Tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@on_loop
-async def test_the_tokens_of_a_chat_and_of_a_text_are_told() -> None:
-    app = server(HandEngine())
-    chat = [257, *b"user\nhi", 258, 257, *b"assistant"]
-    for fields, tokens in (
-        ({"messages": [{"role": "user", "content": "hi"}]}, chat),
-        ({"prompt": "hi"}, [*b"hi"]),
-        ({"prompt": "<s>hi"}, [256, *b"hi"]),
-        ({"prompt": "<s>hi", "add_special_tokens": False}, [*b"<s>hi"]),
-    ):
-        async with Client(app).post("/tokenize", {"model": "m", **fields}) as call:
-            await call.task
-            assert call.json() == {"count": len(tokens), "max_model_len": 1000, "tokens": tokens}
-
-
-@pytest.mark.parametrize("fields", [{}, {"prompt": [1]}, {"prompt": "a", "messages": []}, {"messages": [1]}])
-@on_loop
-async def test_what_has_no_tokens_is_refused(fields: dict[str, Any]) -> None:
-    async with Client(server(HandEngine())).post("/tokenize", {"model": "m", **fields}) as call:
-        await call.task
-        assert call.status == 400

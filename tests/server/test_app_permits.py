@@ -11,6 +11,7 @@ import pytest
 from headrace.core.errors import Overloaded, RateLimited
 from headrace.core.request import Ask
 from headrace.gateway.guard import Caller, OpenGuard, Permit
+from headrace.gateway.keyring_guard import estimate
 from headrace.observe.record import Outcome
 from server.asgi_driver import Client, on_loop, settle
 from server.hand_engine import HandEngine, server
@@ -21,6 +22,8 @@ class Watching(OpenGuard):
 
     def __init__(self) -> None:
         self.admitted: list[str] = []
+        self.sizes: list[int] = []
+        """What was put by for each, in tokens."""
         self.closed: list[tuple[int, int, int, Outcome]] = []
         self.refusal: Exception | None = None
 
@@ -31,6 +34,7 @@ class Watching(OpenGuard):
         if self.refusal is not None:
             raise self.refusal
         self.admitted.append(f"{caller.name} {ask.model} {ask.salt}")
+        self.sizes.append(estimate(ask))
         return self
 
     def close(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, outcome: Outcome) -> None:

@@ -23,6 +23,8 @@ from headrace.gateway.spec import EngineSpec
 from headrace.models import alias_of, script_rate
 from headrace.settings import Config, Value
 
+KEY = "KEY"
+"""The variable in what is shown for a key that only its owner knows. None of ours, which we would not know."""
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -76,9 +78,10 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
             err.print(f"Headrace: {note}")
 
     from headrace.compose import serve
+    from headrace.entrance import asks_for_keys
 
     def ready(url: str) -> None:
-        console(sys.stdout).print(welcome(config, url))
+        console(sys.stdout).print(welcome(config, url, guarded=asks_for_keys(config)))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, ready, prepare=known))
@@ -97,18 +100,20 @@ def _applied(config: Config, again: Callable[[Mapping[str, Value]], Config]) -> 
     ), tuned.note
 
 
-def welcome(config: Config, url: str) -> Text:
-    """What to do next. The key itself is never shown."""
+def welcome(config: Config, url: str, *, guarded: bool = False) -> Text:
+    """What to do next; `guarded`: clients need a key. The key itself is never shown."""
     base = _reachable(url)
     aliases = [spec.name for spec in config.aliases] if config.engines else [config.model.alias]
-    alias, has_key = aliases[0] if aliases else "NAME", bool(config.server.key)
+    alias = aliases[0] if aliases else "NAME"
+    # A key of `headrace keys` is in no variable that we know: the reader puts it into one.
+    variable = "HEADRACE_SERVER_KEY" if config.server.key else KEY if guarded else ""
     body = {"model": alias, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
-    key = '-H "Authorization: Bearer $HEADRACE_SERVER_KEY" ' if has_key else ""
+    key = f'-H "Authorization: Bearer ${variable}" ' if variable else ""
     curl = (
         f"curl -N {base}/v1/chat/completions {key}-H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body, ensure_ascii=False, separators=(',', ':')))}"
     )
-    secret = 'os.environ["HEADRACE_SERVER_KEY"]' if has_key else '"none"'
+    secret = f'os.environ["{variable}"]' if variable else '"none"'
     sdk = f'OpenAI(base_url="{base}/v1", api_key={secret})'
     text = Text()
     text.append("Ready: ", "bold green").append(", ".join(aliases) or "no alias yet", "bold").append("\n\n")

@@ -10,7 +10,6 @@ Rules: a client that leaves cuts the connection at once. Nobody waits for ever: 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from headrace.engines.answering import MAX_WHOLE, Answering, Ledger, Sending, Si
 from headrace.engines.base import EngineStats
 from headrace.engines.connections import Connections, Origin
 from headrace.engines.http1 import Head, WireFault
+from headrace.protocol.api_path import api_path
 
 SILENCE_S = 600.0
 """Without a byte for so long an answer has failed."""
@@ -52,10 +52,7 @@ def parse_url(url: str, *, tls: ssl.SSLContext | None = None) -> tuple[Origin, s
         raise StartupError("url: should read http://HOST:PORT/v1 or https://…, without a key or a query in it")
     secure = parts.scheme == "https"
     context = (tls or ssl.create_default_context()) if secure else None
-    path = parts.path.rstrip("/")
-    if not re.search(r"/v\d[^/]*(/|$)", path):
-        path += "/v1"
-    return Origin(parts.hostname, port or (443 if secure else 80), context), path
+    return Origin(parts.hostname, port or (443 if secure else 80), context), api_path(parts.path)
 
 
 class OpenAIServer:

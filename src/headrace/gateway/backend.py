@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headrace.core.events import Answered, FinishReason
 from headrace.core.request import Ask, Call, Generation, Options
 from headrace.engines.base import EngineStats, Lives
+
+if TYPE_CHECKING:
+    from headrace.gateway.model import ServedModel
 
 Kind = Literal["llama", "openai"]
 End = Literal["ok", "cancelled", "refused", "failed", "slow"]
@@ -164,6 +167,11 @@ class Fleet(Protocol):
 
     def others(self, ask: Ask, *, without: Collection[str]) -> bool:
         """Would there be one?"""
+        ...
+
+    def own(self, alias: str) -> ServedModel:
+        """An engine of ours that answers for `alias` and is loaded, for what costs it no token: no turn is taken and
+        nothing counted. Raises EngineUnavailable if it is not loaded now, Unsupported if there is none."""
         ...
 
     async def close(self) -> None:

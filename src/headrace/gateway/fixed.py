@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 
-from headrace.core.errors import EngineUnavailable, ModelNotFound
+from headrace.core.errors import EngineUnavailable, ModelNotFound, Unsupported
 from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, End, Lease
+from headrace.gateway.model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,14 @@ class FixedFleet:
         if not backend.ready:
             raise EngineUnavailable("the model is not ready yet; try again shortly")
         return FixedLease(ask.model, backend)
+
+    def own(self, alias: str) -> ServedModel:
+        model = self._models[alias]
+        if not isinstance(model, ServedModel):
+            raise Unsupported("model: its engine does not tell tokens", param="model")
+        if not model.ready:
+            raise EngineUnavailable("the model is not ready yet; try again shortly")
+        return model
 
     def others(self, ask: Ask, *, without: Collection[str]) -> bool:
         return ask.model in self._models and ask.model not in without

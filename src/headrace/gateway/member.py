@@ -1,9 +1,11 @@
 """One engine of a pool: what it was declared as, the state it is in, how well it is, who uses it.
 
     Member ── backend ──▶ Starting           made anew at each load
-       ▲  └── health, leases ◀── MemberLease ◀── one attempt
+       ▲  ├── health, leases ◀── MemberLease ◀── one attempt
+       │  └── copies ◀────────── CopyLease ◀──── a mirrored request
 
-Rules: only the pool changes a state; a lease changes the counts of its own engine and nothing else.
+Rules: only the pool changes a state; a lease changes the counts of its own engine and nothing else. What becomes of a
+copy says nothing to those who choose engines for requests: it may break what it likes.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ class Member:
     """What requests are given to: what stands behind `backend` once that is loaded, if it is another."""
     leases: int = 0
     """Attempts that use it now."""
+    copies: int = 0
+    """Mirrored requests that use it now, which nobody sees but whoever closes it."""
     warming: float | None = None
     """When it was last loaded and began to warm."""
     said: str = "not loaded"
@@ -87,7 +91,7 @@ class Member:
     due: float = 0.0
     """When it is probed next."""
     quiet: asyncio.Event | None = None
-    """While it drains: set when its last lease is closed, or it is taken back."""
+    """While it drains: set when its last lease of either sort is closed, or it is taken back."""
     ending: asyncio.Task[None] | None = None
     """It is being closed, and cannot be taken back."""
     restartable: Restartable | None = None
@@ -110,9 +114,25 @@ class Member:
         """It has as many attempts as it may have."""
         return 0 < self.spec.max_concurrency <= self.leases
 
+    @property
+    def used(self) -> bool:
+        """Somebody holds a lease of it."""
+        return bool(self.leases or self.copies)
+
+    @property
+    def takes_copies(self) -> bool:
+        """One more copy is no burden: it is never a trial, and takes no place that a request could have."""
+        there = self.state is State.READY and self.backend is not None and self.backend.ready
+        most = self.spec.max_concurrency
+        return there and not self.health.open and (most == 0 or self.leases + self.copies < most)
+
     def condition(self, now: float) -> Condition | None:
         """How fit it is for one more request; None: it must not get any."""
-        if self.state is not State.READY or self.backend is None or not self.backend.ready or self.full:
+        return None if self.full else self.fitness(now)
+
+    def fitness(self, now: float) -> Condition | None:
+        """The same, however many it has."""
+        if self.state is not State.READY or self.backend is None or not self.backend.ready:
             return None
         if not self.health.ready(now):
             # One of ours is watched and started again by its supervisor, so that a try costs nothing; to another
@@ -155,5 +175,33 @@ class MemberLease:
         self._health.end("refused" if unable else end, self._clock(), trial=self._trial)
         member.ends[end] += 1
         member.leases -= 1
-        if not member.leases and member.quiet is not None:
-            member.quiet.set()
+        _settle(member)
+
+
+class CopyLease:
+    """A Lease for a mirrored request: it keeps a draining engine alive, and that is all."""
+
+    ttft_timeout_s: float | None = None
+
+    def __init__(self, member: Member) -> None:
+        assert member.backend is not None
+        self.engine = member.spec.name
+        self.backend: Backend = member.serving or member.backend
+        self.family = member.spec.family
+        self._member: Member | None = member
+        member.copies += 1
+
+    def first_text(self, seconds: float) -> None:
+        pass
+
+    def close(self, end: End) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.copies -= 1
+            _settle(member)
+
+
+def _settle(member: Member) -> None:
+    """A lease is closed: whoever waits for the last one hears of it."""
+    if not member.used and member.quiet is not None:
+        member.quiet.set()

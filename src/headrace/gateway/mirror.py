@@ -4,8 +4,10 @@
         └ every n-th, if there is room ─▶ Shadow ─▶ candidate       both ends ─▶ pair ─▶ gate ─▶ promote?
 
 Rules: a copy is made after the live request was handed to its engine and never waits for a place: without one it is
-dropped and counted. It has the least priority and a salt of its own, so it leaves nothing in a user's cache. It is
-booked nowhere: not in limits, usage, nor in the figures of requests. A client that leaves ends its copy too. Which
+dropped and counted, and so it is if the candidate's own queue is full: that says how much it has to do, not how good
+it is. It has the least priority and a salt of its own, so it leaves nothing in a user's cache. It is booked nowhere:
+not in limits, usage, the figures of requests, nor in the candidate's health, so that the candidate may answer for
+another alias, or answer by weight, and no copy can take it away there. A client that leaves ends its copy too. Which
 requests are copied is not drawn: a share of 1 % is every hundredth.
 """
 
@@ -20,7 +22,7 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, Overloaded
 from headrace.core.events import Admitted, Answered, Broken, Delta, Failed, Finished, Relayed
 from headrace.core.request import BATCH, Ask
 from headrace.gateway.backend import Lease
@@ -39,7 +41,8 @@ FIRST_RID = 1 << 48
 
 Outcome = Literal["ok", "error", "cancelled", "dropped", "unpaired"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "dropped", "unpaired")
-"""Of copies; unpaired: the live answer failed, so there is nothing to compare with."""
+"""Of copies; dropped: there was no place for it, here or at the candidate; unpaired: the live answer failed, so there
+is nothing to compare with."""
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class Candidates(Protocol):
     def routes(self) -> Mapping[str, Mirrored]: ...
 
     def lease_of(self, name: str) -> Lease:
-        """A lease of that very engine. Raises EngineUnavailable."""
+        """A lease of that very engine that only keeps it alive. Raises EngineUnavailable."""
         ...
 
 
@@ -209,7 +212,8 @@ class Shadow:
 
     def __init__(self, mirror: Mirror, window: Window, ask: Ask, lease: Lease) -> None:
         options = replace(ask.options, priority=BATCH, resume=False)
-        self._ask = replace(ask, options=options, salt=SALT + ask.salt, told=None)
+        fields = _of_copy(ask.fields) if lease.backend.kind == "openai" else ask.fields
+        self._ask = replace(ask, fields=fields, options=options, salt=SALT + ask.salt, told=None)
         self._mirror = mirror
         self._window = window
         self._lease = lease
@@ -230,6 +234,7 @@ class Shadow:
         """The candidate's side is there."""
         self._live: tuple[Seen, str | None] | None = None
         self._cancelled = False
+        self._dropped = False
         self._counted = False
 
     @property
@@ -239,6 +244,8 @@ class Shadow:
 
     def start(self) -> None:
         self._task = self._mirror._spawn(self._run())
+        # Not at the end of `_run`: a task that is cancelled before its first step never gets there.
+        self._task.add_done_callback(self._end)
 
     def close(self, live: Seen, text: str | None) -> None:
         """The live answer is over."""
@@ -270,16 +277,22 @@ class Shadow:
                 else:
                     self._ok = True
         except (HeadraceError, TimeoutError) as error:
+            # A reason: it is a queue of ours that is full, see `Overloaded`.
+            self._dropped = isinstance(error, Overloaded) and error.reason is not None
             log.debug("a mirrored request failed: %s", type(error).__name__)
-        except asyncio.CancelledError:
+
+    def _end(self, task: asyncio.Future[None]) -> None:
+        """The task is over, whatever became of it."""
+        if task.cancelled():
             self._cancelled = True
-        finally:
-            for rid in self._rids:
-                backend.cancel(rid)
-            self._lease.close("cancelled" if self._cancelled else "ok" if self._ok else "failed")
-            self._done = True
-            self._mirror._over(self)
-            self._settle()
+        elif (error := task.exception()) is not None:
+            log.error("a mirrored request failed: %s", type(error).__name__)
+        for rid in self._rids:
+            self._lease.backend.cancel(rid)
+        self._lease.close("cancelled" if self._cancelled else "ok" if self._ok else "failed")
+        self._done = True
+        self._mirror._over(self)
+        self._settle()
 
     def _event(self, event: Answered) -> None:
         if isinstance(event, Delta):
@@ -292,7 +305,10 @@ class Shadow:
             self._left -= 1
             if self._left == 0:
                 self._finish(ok=True)
-        elif isinstance(event, Failed | Broken):
+        elif isinstance(event, Broken):
+            self._dropped = isinstance(event.error, Overloaded) and event.error.reason is not None
+            self._finish(ok=False)
+        elif isinstance(event, Failed):
             self._finish(ok=False)
         else:
             assert isinstance(event, Admitted)
@@ -319,7 +335,13 @@ class Shadow:
 
     def _settle(self) -> None:
         """Both sides are there: what has become of it?"""
-        if self._counted or not self._done or (self._live is None and not self._cancelled):
+        if self._counted or not self._done:
+            return
+        if self._dropped:
+            self._counted = True
+            self._count("dropped")
+            return
+        if self._live is None and not self._cancelled:
             return
         self._counted = True
         if self._cancelled or self._live is None:
@@ -335,3 +357,10 @@ class Shadow:
         streamed = self._ask.options.stream
         mine = Seen(self._ok, self._first if streamed else None, tuple(self._gaps) if streamed else ())
         self._mirror._pair(self._ask.model, self._window, live, mine)
+
+
+def _of_copy(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For another Headrace, whose caches know nothing of our salt; the others are not sent this, see `continuation`."""
+    given = fields.get("headrace")
+    own = given if isinstance(given, Mapping) else {}
+    return {**fields, "headrace": {**own, "priority": "batch", "cache": False}}

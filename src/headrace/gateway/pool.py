@@ -30,12 +30,14 @@ from headrace.core.errors import (
     Overloaded,
     ServiceError,
     StartupError,
+    Unsupported,
 )
 from headrace.core.request import Ask
 from headrace.gateway.affinity import Affinity, Beginnings, beginnings
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.health import Health
-from headrace.gateway.member import Member, MemberLease, Restartable, Serving, Starting
+from headrace.gateway.member import CopyLease, Member, MemberLease, Restartable, Serving, Starting
+from headrace.gateway.model import ServedModel
 from headrace.gateway.prober import Prober
 from headrace.gateway.router import Candidate, Condition, Sight, Turns, choose
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
@@ -105,8 +107,8 @@ class Pool:
         self._set_route(spec.name, Route(MappingProxyType(dict(spec.engines)), spec.mirror))
 
     def assign(self, alias: str, weights: Mapping[str, float]) -> None:
-        """Change an alias's engines: the next request sees all of it. Raises InvalidRequest; Conflict if an engine of
-        weight above 0 is not READY."""
+        """Change an alias's engines: the next request sees all of it. Raises InvalidRequest; Conflict if an engine
+        that had no weight gets some and is not READY: one that is away keeps nobody from changing the others."""
         route = self._routes.get(alias)
         if route is None:
             raise InvalidRequest(f"there is no alias {alias}; there are {', '.join(self._routes) or 'none'}")
@@ -114,7 +116,7 @@ class Pool:
             raise InvalidRequest("weights are numbers from 0 up, and one is above 0")
         for name, weight in weights.items():
             member = self._member(name)
-            if weight and member.state is not State.READY:
+            if weight and not route.weights.get(name) and member.state is not State.READY:
                 raise Conflict(f"engine {name} is {member.state}, not ready: {member.reason or 'load it first'}")
         self._set_route(alias, Route(MappingProxyType(dict(weights)), route.mirror))
 
@@ -126,7 +128,7 @@ class Pool:
         member = self._member(name)
         if member.state is State.READY:
             return
-        if member.state is State.DRAINING and member.quiet is not None:
+        if member.state is State.DRAINING and member.quiet is not None and member.ending is None:
             self._set(member, State.READY)
             member.quiet.set()
             member.quiet = None
@@ -169,15 +171,16 @@ class Pool:
             raise Conflict(f"engine {name} is {member.state}; wait until that is over")
         self._set(member, State.DRAINING)
         member.quiet = quiet = asyncio.Event()
-        if not member.leases:
+        if not member.used:
             quiet.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await quiet.wait()
         if member.quiet is not quiet:
             return  # taken back, or closed with the pool
-        if member.leases:
-            log.warning("engine %s: %d requests are not over and are ended", name, member.leases)
+        if member.used:
+            left = member.leases + member.copies
+            log.warning("engine %s: %d requests are not over and are ended", name, left)
         await self._end(member, "drained")
 
     async def close(self) -> None:
@@ -207,8 +210,8 @@ class Pool:
         return 0
 
     def ready(self, alias: str) -> bool:
-        now = self._clock()
-        conditions = (member.condition(now) for member in self._of(self._routes[alias]))
+        now = self._clock()  # one that is full is ready: whoever finds it so is told to come again
+        conditions = (member.fitness(now) for member in self._of(self._routes[alias]))
         return any(condition is not None and condition is not Condition.DOWN for condition in conditions)
 
     def lease(self, ask: Ask, *, without: Collection[str] = (), family: str | None = None) -> Lease:
@@ -243,11 +246,22 @@ class Pool:
         return MemberLease(member, self._clock, continued=None if family is None else self.counts)
 
     def lease_of(self, name: str) -> Lease:
-        """The engine of that name, whoever else would be chosen: for copies of requests. Raises EngineUnavailable."""
+        """The engine of that name for a copy of a request; what becomes of that changes nothing here. Raises
+        EngineUnavailable while its breaker is open, or it has as many as it may have, copies counted too."""
         member = self._members.get(name)
-        if member is None or member.condition(self._clock()) is None:
-            raise EngineUnavailable(f"engine {name} takes no requests now")
-        return MemberLease(member, self._clock)
+        if member is None or not member.takes_copies:
+            raise EngineUnavailable(f"engine {name} takes no copies now")
+        return CopyLease(member)
+
+    def own(self, alias: str) -> ServedModel:
+        there = sorted(self._routes[alias].weights.items(), key=lambda pair: -pair[1])
+        members = [self._members[name] for name, _ in there]
+        for member in members:
+            if member.state is State.READY and isinstance(member.serving, ServedModel) and member.serving.ready:
+                return member.serving
+        if any(member.spec.kind == "llama" for member in members):
+            raise EngineUnavailable("the model is not ready yet; try again shortly")
+        raise Unsupported("model: its engines do not tell tokens", param="model")
 
     def others(self, ask: Ask, *, without: Collection[str]) -> bool:
         route = self._routes.get(ask.model)

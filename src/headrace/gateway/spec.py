@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from headrace.core.errors import StartupError
 from headrace.gateway.backend import Kind
+from headrace.protocol.api_path import api_path
 
 Flavour = Literal["auto", "openai", "vllm", "llama-server", "headrace", "ollama", "sglang"]
 Promote = Literal["off", "auto"]
@@ -30,6 +31,8 @@ T = TypeVar("T", bool, int, float, str)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LONGEST_S = 3600.0
 MOST_WEIGHT = 1e6
+OURS = "HEADRACE_"
+"""How variables begin that are settings of this server."""
 OTHERS_KEYS = ("url", "key_env", "flavour", "max_concurrency")
 """Of engines of kind openai only."""
 OVERRIDABLE = ("engine", "slo")
@@ -50,6 +53,8 @@ class EngineSpec:
     """Engines of one family may continue each other's answers."""
     url: str = ""
     """http://host:port/v1, without a slash at the end."""
+    key_env: str = ""
+    """The variable that `key` is from."""
     key: str = field(default="", repr=False)
     flavour: Flavour = "auto"
     ttft_timeout_s: float | None = None
@@ -103,8 +108,9 @@ def parse_fleet(
     return specs, routes
 
 
-def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
-    """`engines.NAME`. Raises StartupError."""
+def parse_engine(name: str, table: Any, *, secret: Secret, named: Collection[str] | None = None) -> EngineSpec:
+    """`engines.NAME`; `named`: the variables that `key_env` may name, None: any but those of our own settings. Raises
+    StartupError."""
     rows = _Table(f"engines.{_name('engines', name)}", table, ENGINE_KEYS)
     kind = cast("Kind", rows.text("kind", choices=get_args(Kind)))
     model = rows.text("model")
@@ -124,7 +130,8 @@ def parse_engine(name: str, table: Any, *, secret: Secret) -> EngineSpec:
         model,
         family,
         url=_url(rows.path("url"), rows.text("url")),
-        key=_key(rows.path("key_env"), rows.text("key_env", ""), secret),
+        key_env=rows.text("key_env", ""),
+        key=_key(rows.path("key_env"), rows.text("key_env", ""), secret, named),
         flavour=cast("Flavour", rows.text("flavour", "auto", choices=get_args(Flavour))),
         max_concurrency=rows.whole("max_concurrency", 0, 0, 10**6),
         **common,
@@ -263,13 +270,18 @@ def _url(path: str, text: str) -> str:
         raise StartupError(f"{path}: holds a user or a password; give the key through key_env")
     if not (text.isascii() and text.isprintable() and " " not in text):
         raise StartupError(f"{path}: holds characters that a URL cannot have")
-    base = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
-    return base if base.endswith("/v1") else base + "/v1"
+    return f"{parts.scheme}://{parts.netloc}{api_path(parts.path)}"
 
 
-def _key(path: str, variable: str, secret: Secret) -> str:
+def _key(path: str, variable: str, secret: Secret, named: Collection[str] | None) -> str:
     if not variable:
         return ""
+    if variable.startswith(OURS):
+        # The keys of this server are among those, and whoever stands at that URL would get them.
+        raise StartupError(f"{path}: {variable} is kept for settings of this server; name another variable")
+    if named is not None and variable not in named:
+        known = f"known are {', '.join(sorted(named))}" if named else "there is none"
+        raise StartupError(f"{path}: only a variable that an engine of the config file names is read here; {known}")
     key = secret(variable)
     if not key:
         raise StartupError(f"{path}: the environment variable {variable} is not set")

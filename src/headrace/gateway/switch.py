@@ -16,13 +16,15 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.core.clock import Clock
-from headrace.core.errors import Conflict, HeadraceError, InvalidRequest, LoadFailed, StartupError
+from headrace.core.errors import Conflict, HeadraceError, InternalError, InvalidRequest, LoadFailed, StartupError
 from headrace.gateway.pool import Pool
 from headrace.gateway.states import State
+from headrace.observe.fault import report_fault
 
 Stage = Literal["loading", "warming", "draining", "done", "failed"]
 KEPT = 32
@@ -169,15 +171,20 @@ class Switcher:
         """Up to the change-over. What goes wrong stands in the report."""
         id, to = report.id, report.to
         was_ready = self._pool.members[to].state is State.READY
+        error: HeadraceError | None
         try:
             error = await self._bring_up(report)
-        finally:
             del self._changes[id]
-        if error is None:
-            error = self._change_over(report)
-            if error is not None and not was_ready:
-                self.retire(to)
+            if error is None:
+                error = self._change_over(report)
+        except Exception as fault:
+            report_fault(log, fault, f"switch {id}")
+            error = InternalError("internal error; the log says where")
+        finally:
+            self._changes.pop(id, None)
         if error is not None:
+            if not was_ready and self._pool.members[to].state is State.READY:
+                self.retire(to)
             log.warning("%s is not switched to %s: %s", report.alias, to, error.message)
             self._conclude(id, "failed", error)
 
@@ -230,8 +237,11 @@ class Switcher:
     async def _drain(self, name: str) -> None:
         """Until it is gone, or wanted again."""
         try:
-            while not self._wanted(name) and self._pool.members[name].state is State.READY:
-                await self._pool.drain(name, self._drain_s)
+            member = self._pool.members[name]
+            # One that could not be reached is looked for again until it is drained, though there is nothing to drain.
+            while not self._wanted(name) and (member.state is State.READY or member.wanted):
+                with suppress(Conflict):  # it is just being loaded
+                    await self._pool.drain(name, self._drain_s)
         finally:
             del self._drains[name]
             for report in tuple(self._reports.values()):

@@ -31,14 +31,12 @@ from headrace.core.errors import (
     ModelNotAllowed,
     ModelNotFound,
     RouteNotFound,
-    Unsupported,
 )
-from headrace.core.request import Ask, Options
+from headrace.core.request import Ask
 from headrace.gateway.backend import Backend, Fleet
 from headrace.gateway.fixed import FixedFleet
 from headrace.gateway.guard import Guard, KeyGuard, OpenGuard
 from headrace.gateway.mirror import Mirror
-from headrace.gateway.model import ServedModel
 from headrace.gateway.shared import SharedRedis
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
@@ -59,6 +57,7 @@ from headrace.server.route import Route, Routes, not_found
 from headrace.server.stream import StreamLimits
 from headrace.server.streams import LogLimits, Streams
 from headrace.server.ticker import Ticker
+from headrace.server.tokens import token_routes
 
 BODY_LIMIT = 10 * 2**20
 
@@ -130,7 +129,7 @@ class App:
             Route("/v1/completions", {"POST": self._completion}),
             Route("/v1/streams/{name}", {"GET": self.resuming.get, "DELETE": self.resuming.delete}),
             *plain_routes(self, clock),
-            Route("/tokenize", {"POST": self._tokenize}),
+            *token_routes(self, self.fleet, self._guard),
             Route("/v1/requests/{name}", {"GET": self._show_timeline}),
             Route("/", {"GET": self._show_page}, public=True),
             *self.operating,
@@ -254,14 +253,14 @@ class App:
         """A request, as far as it must be known before there is an engine. Raises whatever is wrong with it."""
         if exchange.timeline.body is None:
             exchange.timeline.body = self._clock()
-        alias = self._alias(model_of(fields), exchange)
+        alias = self.alias(model_of(fields), exchange)
         options, caller = common_options(fields), exchange.caller
         options = replace(options, priority=max(options.priority, caller.priority))
         exchange.record.stream = options.stream
         request_id = exchange.request_id
         return Ask(chat, alias, fields, size, options, self._seed(), caller.salt, request_id=request_id)
 
-    def _alias(self, name: str, exchange: Exchange) -> str:
+    def alias(self, name: str, exchange: Exchange) -> str:
         """`name`, which the caller may use. Raises ModelNotFound, ModelNotAllowed."""
         aliases = self.aliases(exchange)
         if name not in aliases and name in self.fleet.aliases:
@@ -296,27 +295,11 @@ class App:
         await exchange.answer(200, msgspec.json.encode({"object": "list", "data": data}))
 
     async def _show_model(self, exchange: Exchange) -> None:
-        alias = self._alias(exchange.path.removeprefix("/v1/models/"), exchange)
+        alias = self.alias(exchange.path.removeprefix("/v1/models/"), exchange)
         await exchange.answer(200, msgspec.json.encode(self._card(alias)))
 
     def _card(self, alias: str) -> dict[str, str | int]:
         return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
-
-    async def _tokenize(self, exchange: Exchange) -> None:
-        """The tokens of a prompt, as vLLM's server tells them: for clients that count, and for a Headrace in front of
-        this one that has to continue an answer."""
-        fields = read(await read_body(exchange, limit=self._body_limit))
-        ask = Ask("messages" in fields, self._alias(model_of(fields), exchange), fields, 0, Options(), 0)
-        lease = self.fleet.lease(ask)
-        try:
-            model = lease.backend
-            if not isinstance(model, ServedModel):
-                raise Unsupported("model: its engine does not tell tokens", param="model")
-            tokens = await model.tokens(fields)
-            body = {"count": len(tokens), "max_model_len": model.engine.info.n_ctx, "tokens": tokens}
-        finally:
-            lease.close("refused")  # it says nothing of the engine
-        await exchange.answer(200, msgspec.json.encode(body))
 
     async def _show_timeline(self, exchange: Exchange) -> None:
         request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")
