@@ -47,6 +47,13 @@ def test_a_request_that_ended_early_has_the_stages_it_passed(reached: int) -> No
     assert (timeline.report()["ttft"] is not None) == (reached == 8)
 
 
+def test_marks_of_a_later_text_say_nothing_of_the_first_delivery() -> None:
+    timeline = Timeline(first_byte=1.0, body=1.5, routed=2.5, tokenized=3.0, delivered=4.0)
+    timeline.mark(MARKS, offset=-100.0)
+    assert (timeline.scheduled, timeline.sampled) == (None, None)
+    assert timeline.ttft() == 3000.0
+
+
 def test_a_hole_ends_the_list() -> None:
     timeline = Timeline(first_byte=0.0, body=1.0, tokenized=3.0)
     assert timeline.stages() == {"receive": 1000.0}

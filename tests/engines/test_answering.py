@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from engines.upstream_case import EVENTS, asking
@@ -12,7 +14,7 @@ from headrace.engines import answering
 from headrace.engines.answering import MAX_ERROR
 from headrace.engines.openai import SWEEP_S
 from server.socket_client import on_uvloop, until
-from upstreams import Play, completion_events, event, stream, whole
+from upstreams import Play, chat_events, completion_events, event, stream, whole
 
 
 @on_uvloop
@@ -34,6 +36,7 @@ async def test_a_stream_is_relayed() -> None:
         assert request.headers["authorization"] == "Bearer sk-secret"
         assert request.headers["x-request-id"] == "req-1"
         assert request.headers["accept"] == "text/event-stream"
+        assert request.headers["accept-encoding"] == "identity"
         assert "sk-secret" not in repr(case.server)
         await until(lambda: case.server.connections.idle == 1)
         case.submit()
@@ -104,6 +107,8 @@ async def test_a_continuation_that_is_more_than_text_is_broken() -> None:
         (whole({"error": {"message": "inside"}}), UpstreamFailed),
         (whole({}, 301, location="http://x/"), UpstreamFailed),
         (whole({}, content_encoding="gzip"), UpstreamFailed),
+        (whole(b"\x1f\x8b\x08\x00", 400, content_encoding="gzip"), UpstreamRefused),
+        (whole(b"\x1f\x8b\x08\x00", 429, content_encoding="gzip", retry_after="9"), Overloaded),
         (Play([b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>"]), UpstreamFailed),
         (Play([b"nonsense\r\n\r\n"], "close"), UpstreamFailed),
         (Play([], "close"), UpstreamFailed),
@@ -181,5 +186,52 @@ def test_what_fails_behind_the_finish_reason_is_over(late: bytes | None) -> None
             assert not any(isinstance(event, Broken) for event in case.told)
             if late is None:
                 await until(lambda: case.there.cut == 1)  # at once
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("told", [None, TOLD])
+def test_a_last_word_that_does_not_come_is_waited_for_shortly(
+    told: Told | None, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every choice has its finish reason; the usage may be missing too."""
+    monkeypatch.setattr(answering, "CLOSE_S", 0.05)
+    events = chat_events(["a", "b"]) if told is None else completion_events(["a", "b"])
+
+    @on_uvloop
+    async def play() -> None:
+        async with asking(lambda _: stream(events[:-missing], end="stall")) as case:
+            case.submit(told=told)
+            await case.ended()
+            last = case.last()
+            assert last.over if told is None else isinstance(last, Finished)
+            usage = [event.usage for event in case.told if isinstance(event, Relayed) and event.usage]
+            assert bool(usage) == (told is None and missing == 1)
+            assert not any(isinstance(event, Broken) for event in case.told)
+            await until(lambda: case.there.cut == 1)
+            assert case.server.connections.running == 0
+
+    play()
+
+
+def test_a_last_word_that_nobody_reads_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "CLOSE_S", 0.01)
+    gate = asyncio.Event()
+    pieces = stream(EVENTS).pieces
+
+    @on_uvloop
+    async def play() -> None:
+        async with asking(lambda _: Play(pieces, gate=gate, gated=len(pieces) - 3)) as case:
+            rid = case.submit(include_usage=True)
+            await until(lambda: case.raw.count(b'"stop"') == 1)
+            case.server.pause(rid)
+            gate.set()
+            fired = asyncio.get_running_loop().time() + 0.05
+            await until(lambda: asyncio.get_running_loop().time() > fired)
+            assert case.server.running == 1
+            monkeypatch.setattr(answering, "CLOSE_S", 60.0)
+            case.server.resume(rid)
+            await case.ended()
+            assert case.last().over
+            assert [event.usage for event in case.told if isinstance(event, Relayed) and event.usage] == [Tokens(9, 3)]
 
     play()

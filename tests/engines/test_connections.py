@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.connections import Connections, Origin
+from headrace.engines.connections import AT_ONCE_S, Connections, Origin
 from headrace.engines.http1 import Head, WireFault
 from headrace.engines.openai import parse_url
 from server.hand_engine import Hands
@@ -159,6 +159,51 @@ async def test_a_dead_one_is_replaced_once() -> None:
         notes = await ask(pool)
         assert (notes.status, notes.ends) == (200, [None])
         assert (len(there.requests), there.connections) == (3, 2)
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_one_that_dies_at_work_is_not_asked_twice(end: Any) -> None:
+    """It may have died of the request."""
+
+    @on_uvloop
+    async def play() -> None:
+        gate = asyncio.Event()
+
+        def answer(_: Request) -> Play:
+            return Play([], end, gate) if len(there.requests) == 2 else whole({})
+
+        async with connected(answer) as (there, pool, clock):
+            await ask(pool)
+            notes = Notes()
+            pool.start(GET, notes)
+            await until(lambda: len(there.requests) == 2)
+            clock.now += AT_ONCE_S + 0.001
+            gate.set()
+            await until(lambda: bool(notes.ends))
+            assert isinstance(notes.ends[0], WireFault)
+            assert (len(there.requests), there.connections) == (2, 1)
+
+    play()
+
+
+@on_uvloop
+async def test_from_far_away_the_end_comes_later() -> None:
+    gate = asyncio.Event()
+
+    def answer(_: Request) -> Play:
+        return Play([], "close", gate) if len(there.requests) == 2 else whole({})
+
+    async with connected(answer) as (there, pool, clock):
+        clock.step = 0.1  # what opening a connection takes by this clock
+        await ask(pool)
+        clock.step = 0.0
+        notes = Notes()
+        pool.start(GET, notes)
+        await until(lambda: len(there.requests) == 2)
+        clock.now += 0.1 + AT_ONCE_S / 2
+        gate.set()
+        await until(lambda: bool(notes.ends))
+        assert (notes.status, notes.ends, len(there.requests)) == (200, [None], 3)
 
 
 @on_uvloop

@@ -185,6 +185,45 @@ def test_a_head_is_bounded() -> None:
     assert wire.transport.aborted
 
 
+@pytest.mark.parametrize(
+    ("beginning", "line"),
+    [
+        (b"5\r\nhello\r\n0\r\n", b"x-a: " + b"y" * 1000 + b"\r\n"),
+        (b"5\r\nhello\r\n0\r\nx", b"y" * 1000),
+        (b"5\r\nhello\r\n5;", b"y" * 1000),
+    ],
+)
+def test_what_follows_a_head_is_bounded_too(beginning: bytes, line: bytes) -> None:
+    """Trailers, many or one without an end; what stands beside the size of a chunk."""
+    wire = Wire()
+    wire.connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + beginning)
+    for _ in range(MAX_HEAD // len(line) + 1):
+        assert not wire.notes.ends
+        wire.connection.data_received(line)
+    (fault,) = wire.notes.ends
+    assert str(MAX_HEAD) in str(fault)
+    assert wire.transport.aborted
+
+
+def test_trailers_are_no_headers() -> None:
+    wire = Wire()
+    wire.connection.data_received(CHUNKED[:-2])
+    assert wire.notes.ends == []
+    assert wire.notes.heads[0].value("trailer") == ""
+    wire.connection.data_received(CHUNKED[-2:])
+    assert wire.notes.heads[0].headers.keys() == {"content-type", "transfer-encoding"}
+
+
+def test_a_long_body_in_small_reads_is_no_head() -> None:
+    wire = Wire()
+    wire.connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    size = b"1;" + b"x" * 1000 + b"\r\n"
+    for _ in range(2 * MAX_HEAD // len(size)):
+        wire.connection.data_received(size)
+        wire.connection.data_received(b"y\r\n")
+    assert wire.notes.ends == []
+
+
 def test_what_cannot_be_used_again() -> None:
     def over(answer: bytes, unsent: int = 0) -> list[bool]:
         wire = Wire()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headrace.core.events import Tokens
-from headrace.protocol.chunk import Splice, decode, leaves, tokens_of, usage_of, without
+from headrace.protocol.chunk import MOST_TOKENS, Splice, decode, leaves, tokens_of, without
 
 
 def test_a_chunk_is_read_in_our_way_or_in_the_general_one() -> None:
@@ -35,12 +35,46 @@ def test_choices_of_a_wrong_kind_are_none() -> None:
 def test_usage() -> None:
     data = b'{"usage":{"prompt_tokens":3,"completion_tokens":2,"more":[1],"prompt_tokens_details":{"cached_tokens":1}}}'
     usage = decode(data)[0].usage
-    assert usage is not None
+    assert usage["more"] == [1]
     assert tokens_of(usage) == Tokens(3, 2, 1)
-    assert usage_of(data)["more"] == [1]
-    empty = decode(b'{"usage":{}}')[0].usage
-    assert empty is not None
-    assert tokens_of(empty) == Tokens(0, 0, 0)
+    assert tokens_of(decode(b'{"usage":{}}')[0].usage) == Tokens(0, 0, 0)
+    assert tokens_of(decode(b'{"usage":[]}')[0].usage) is None
+    assert tokens_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("figure", "tokens"),
+    [
+        ("-5", 0),
+        ("1e300", MOST_TOKENS),
+        ("1" + "0" * 40, MOST_TOKENS),
+        ("2.0", 2),
+        ("true", 0),
+        ('"7"', 0),
+        ("null", 0),
+    ],
+)
+def test_figures_are_bounded(figure: str, tokens: int) -> None:
+    usage = decode(b'{"usage":{"prompt_tokens":%b,"completion_tokens":1}}' % figure.encode())[0].usage
+    assert tokens_of(usage) == Tokens(tokens, 1, 0)
+
+
+def test_text_in_fields_that_nobody_knows_is_found() -> None:
+    delta = {
+        "content": "a",
+        "thinking": "b",
+        "audio": {"transcript": "c", "id": "x"},
+        "name": "y",
+        "expires": 7,
+        "z": None,
+    }
+    chunk, general = decode(json.dumps({"choices": [{"index": 1, "delta": delta}]}).encode())
+    assert general is None
+    found = chunk.choices[0].delta
+    assert found is not None
+    assert (found.content, found.unknown, found.special, found.more()) == ("a", "bc", True, "bc")
+    chunk, general = decode(b'{"choices":[{"delta":{"content":"a","thinking":"","audio":null}}]}')
+    assert (general, chunk.plain) == (None, "a")
 
 
 def test_fields_and_roles_are_taken_out() -> None:
@@ -59,5 +93,7 @@ def test_the_name_is_spliced_as_this_server_writes_it() -> None:
     assert splice(b'data: {"model":"theirs"}\n\n', "theirs") == b'data: {"model":"ours"}\n\n'
     assert splice(b'{"model":"other"}', "other") == b'{"model":"ours"}'
     assert splice(b'{"m":{"model":"other"},"model":"other"}', "other") == b'{"m":{"model":"other"},"model":"ours"}'
+    assert splice(b'{"m":{"model":"other"},"model" : "other"}', "other") == b'{"m":{"model":"other"},"model":"ours"}'
+    assert splice(b'{"m":"model","model":"other"}', "other") == b'{"m":"model","model":"ours"}'
     assert splice(b'{"model":"ours"}', "ours") == b'{"model":"ours"}'
     assert splice(b"{}", None) == b"{}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headrace.core.errors import EngineUnavailable
-from headrace.core.request import Ask, Told
+from headrace.core.request import BATCH, Ask, Told
 from headrace.protocol.continuation import (
     FLAVOURS,
     check_continuable,
@@ -54,6 +55,43 @@ def test_our_own_object_is_for_us(flavour: Any) -> None:
     body = json.loads(outgoing(ask(headrace=ours), "up", flavour))
     assert body.get("headrace") == ({"cache": False} if flavour == "headrace" else None)
     assert "headrace" not in json.loads(outgoing(ask(headrace={"resume": True}), "up", flavour))
+
+
+def bodies(request: Ask, flavour: Any) -> list[Any]:
+    """From the beginning, and going on."""
+    return [json.loads(outgoing(request, "up", flavour)), json.loads(going_on(request, TOLD, "up", flavour, "x", 99))]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_tenants_do_not_see_each_others_prefixes(flavour: Any) -> None:
+    """Nor does a caller choose whose it sees."""
+    chosen = ask(cache_salt="bob's", extra_key="bob's", stream=True)
+    for body in bodies(chosen, flavour):
+        assert not {"cache_salt", "extra_key"} & set(body)
+    alice, bob = (bodies(replace(chosen, salt=salt), flavour) for salt in ("key:alice", "key:bob"))
+    for one, other in zip(alice, bob, strict=True):
+        assert "extra_key" not in one
+        assert "alice" not in str(one)
+        if flavour in ("vllm", "sglang"):
+            assert len(one["cache_salt"]) == 32
+            assert one["cache_salt"] != other["cache_salt"]
+        else:
+            assert "cache_salt" not in one
+    assert alice[0].get("cache_salt") == alice[1].get("cache_salt")
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_the_class_is_that_of_the_key(flavour: Any) -> None:
+    """Whatever the caller says; its options are what came of both."""
+    for ours in ({"priority": "interactive", "cache": False}, None):
+        request = ask(priority=-5, headrace=ours)
+        for body in bodies(replace(request, options=replace(request.options, priority=BATCH)), flavour):
+            assert "priority" not in body
+            kept = {"priority": "batch"} if ours is None else {"priority": "batch", "cache": False}
+            assert body.get("headrace") == (kept if flavour == "headrace" else None)
+        for body in bodies(request, flavour):
+            assert "priority" not in body
+            assert body.get("headrace") == ({"cache": False} if ours and flavour == "headrace" else None)
 
 
 def test_a_key_that_stands_twice_goes_out_once() -> None:

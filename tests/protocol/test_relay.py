@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -179,6 +181,49 @@ def test_a_stream_means_the_same_however_it_is_cut(flavour: str, usage: bool) ->
     assert joined(relayed(by_event(stream), usage=usage)) == whole
 
 
+NEWLINES = {"LF": b"\n", "CRLF": b"\r\n", "CR": b"\r"}
+
+
+def dressed(stream: bytes, draw: random.Random) -> bytes:
+    """The same events, with lines of no meaning before, between and after those of their data."""
+    lines = []
+    for line in stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n")[:-1]:
+        some = [b"id: 5", b"event: message", b": hb", b"retry: 10", b":", b"x"]
+        around = [draw.sample(some, draw.choice((0, 0, 1, 2))) if line else [] for _ in range(2)]
+        lines += [*around[0], line, *around[1]]
+    return b"\n".join([*lines, b""])
+
+
+@pytest.mark.parametrize("newline", NEWLINES)
+@pytest.mark.parametrize("flavour", ["vllm", "llama-server", "cloud"])
+def test_reads_that_begin_and_end_anywhere(flavour: str, newline: str) -> None:
+    """Cut at the end of each event, as most servers send them, and at one place more: where the shorter way could take
+    an event for whole that is not."""
+    draw, end = random.Random(f"{flavour} {newline}"), NEWLINES[newline]
+    recorded = STREAMS[flavour]
+    # In ASCII, so that the shorter way is taken.
+    plain = recorded.replace(b"\xe2\x80\xa8", b"").replace(b"\\u2028", b"").replace(b"\xc3\xb6", b"o")
+    for given, usage in itertools.product((recorded, plain), (False, True)):
+        stream = dressed(given, draw).replace(b"\n", end)
+        whole = joined(relayed([stream], usage=usage))
+        assert whole[1] == ("Hello world!" if given is plain else "Hello \u2028w\u00f6rld!")
+        ends = [at + 2 * len(end) for at in range(len(stream)) if stream.startswith(2 * end, at)]
+        for second in range(len(stream)):
+            cuts = sorted({0, second, *ends, len(stream)})
+            # Not at the end of every event: some come together.
+            some = [0, *(cut for cut in cuts[1:-1] if cut == second or draw.random() < 0.8), len(stream)]
+            for places in (cuts, some):
+                reads = [stream[a:b] for a, b in itertools.pairwise(places)]
+                assert joined(relayed(reads, usage=usage)) == whole, (second, reads)
+
+
+def test_a_line_after_the_data_may_be_cut_anywhere() -> None:
+    one, other = (PLAIN.replace(b'"x"', text) for text in (b'"y"', b'"z"'))
+    raw, text, *_ = joined(relayed([PLAIN, one[:-1] + b"i", b"d: 5\n\n", other[:-1] + b"id: 6\n\n"]))
+    assert text == "xyz"
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in data(raw)] == ["x", "y", "z"]
+
+
 def test_what_need_not_be_changed_passes_as_the_same_bytes() -> None:
     for one in chat_events(["a", "b"], model="alias", usage=False)[:-1]:
         (portion,) = relayed([one])
@@ -196,6 +241,8 @@ def test_only_the_name_is_changed() -> None:
     "extra",
     [
         b'{"meta":{"model":"up"},"model":"up","choices":[{"delta":{"content":"x"}}]}',
+        b'{"meta":{"model":"up"},"model" : "up","choices":[{"delta":{"content":"x"}}]}',
+        b'{"choices":[{"delta":{"content":"model"}}],"model":"up"}',
         b'{"\\"model":"up","model":"up","choices":[{"delta":{"content":"x"}}]}',
         b'{"model":"u\\u0070","choices":[{"delta":{"content":"x"}}]}',
         b'{"choices":[{"delta":{"content":"x"}}],"model"\n:"up"}'.replace(b"\n", b" "),
@@ -231,6 +278,9 @@ def test_completions() -> None:
         ({"delta": {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": '{"'}}]}}, '{"'),
         ({"delta": {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "f", "arguments": ""}}]}}, ""),
         ({"delta": {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}}, "hm"),
+        ({"delta": {"thinking": "hm"}}, "hm"),
+        ({"delta": {"content": "a", "audio": {"id": "x", "transcript": "hm", "expires_at": 7}}}, "ahm"),
+        ({"delta": {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}], "content": None}}, "hm"),
         ({"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a"}]}}, "a"),
         ({"delta": {"content": "a"}, "index": 1}, "a"),
     ],
@@ -248,9 +298,54 @@ def test_nothing_special_is_still_plain() -> None:
         "tool_calls": [],
         "refusal": None,
         "function_call": None,
+        "thinking": "",
+        "audio": None,
+        "annotations": [],
+        "id": "x",
+        "name": "y",
+        "number": 7,
     }
     (portion,) = relayed([event({"choices": [{"delta": delta, "logprobs": None}]})])
     assert portion.content == "a"
+
+
+def test_a_role_is_said_once_whatever_else_is_in_the_chunk() -> None:
+    delta = {"role": "assistant", "content": "a", "thinking": "b"}
+    raw, text, *_ = joined(relayed([event({"choices": [{"index": 0, "delta": delta}]})] * 2))
+    assert text == "abab"
+    assert ["role" in chunk["choices"][0]["delta"] for chunk in data(raw)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("figures", "tokens"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": []}, Tokens(5, 1, 0)),
+        ({"prompt_tokens": 5.0, "completion_tokens": "1"}, Tokens(5, 0, 0)),
+        ({"prompt_tokens": -5, "completion_tokens": 10**30}, Tokens(0, 2**31, 0)),
+    ],
+)
+def test_usage_of_a_surprising_kind_is_not_lost(figures: dict[str, Any], tokens: Tokens) -> None:
+    last = {"id": "i", "created": 1, "model": "alias", "object": "x"}
+    apart = event({**last, "choices": [], "usage": figures})
+    (portion,) = relayed([apart], usage=True)
+    assert (portion.raw, portion.usage, portion.content) == (apart, tokens, "")
+    assert relayed([apart])[0].raw == b""
+    there = [
+        event({**last, "choices": [{"index": 0, "delta": {"content": "x"}}], "usage": figures}),
+        b"data: [DONE]\n\n",
+    ]
+    raw, _, content, _, rest = joined(relayed(there, usage=True))
+    assert (content, rest[1], data(raw)[-1]["usage"]) == ("x", tokens, figures)
+
+
+@pytest.mark.parametrize("figures", [7, "many", [1]])
+def test_usage_that_is_none(figures: Any) -> None:
+    there = [
+        event({"choices": [{"delta": {"content": "x"}}], "usage": figures}),
+        event({"choices": [], "usage": figures}),
+    ]
+    raw, _, content, _, rest = joined(relayed([*there, b"data: [DONE]\n\n"], usage=True))
+    assert (content, rest, data(raw)) == ("x", [1], [{"choices": [{"delta": {"content": "x"}}]}])
 
 
 def test_several_choices_are_over_when_all_are() -> None:
@@ -272,6 +367,15 @@ def test_a_stream_without_its_last_word() -> None:
     *_, last = relayed(events[:3], end=True)
     assert isinstance(last.error, UpstreamFailed)
     assert not last.over
+
+
+def test_it_is_known_when_only_the_last_word_is_missing() -> None:
+    relay, seen = Relay(model="alias", n=2), []
+    for one in ((0, None), (0, "stop"), (0, "stop"), (1, None), (1, "length")):
+        relay.feed(event({"choices": [{"index": one[0], "delta": {}, "finish_reason": one[1]}]}))
+        seen.append(relay.finished)
+    assert seen == [False, False, False, False, True]
+    assert not relay.over
 
 
 def test_after_the_end_nothing_counts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core.events import Delta, Marks, TokenLogprob
-from headrace.server.stream import StreamLimits
+from headrace.server.stream import MAX_HELD, StreamLimits
 from server.asgi_driver import Client, on_loop, settle
 from server.hand_engine import HandEngine, Hands, clean, server
 
@@ -242,6 +242,57 @@ async def test_tokens_without_text_are_held_with_the_head() -> None:
             for entry in (event["choices"][0].get("logprobs") or {}).get("content") or ()
         ]
         assert tokens == [-0.5, -0.25]
+
+
+def silent(engine: HandEngine) -> Delta:
+    """A token of which nothing can be shown yet, and that is written all the same."""
+    return Delta(engine.rid, 0, "", 1, (TokenLogprob(1, b"\xf0\x9f", -0.5),))
+
+
+@pytest.mark.parametrize("headrace", [{}, {"pace": "adaptive"}])
+@pytest.mark.parametrize("begun", [False, True])
+@on_loop
+async def test_what_is_held_for_the_first_text_holds_no_engine_up(begun: bool, headrace: dict[str, str]) -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock, limits=StreamLimits(max_pending_events=8))
+    async with Client(app).chat(stream=True, logprobs=True, headrace=headrace) as call:
+        engine.admit()
+        await settle()
+        if begun:
+            app.ticker.tick(clock.now + 1.0)
+            await settle()
+            assert call.status == 200
+        for _ in range(100):
+            engine.emit(silent(engine))
+            await settle()
+        assert engine.told == []
+        assert len(call.writes) == begun
+        engine.say("x")
+        await settle()
+        assert call.content() == "x"
+        assert len(call.events()) == 101
+
+
+@on_loop
+async def test_only_so_much_is_held_for_the_first_text() -> None:
+    engine, clock = HandEngine(), Hands()
+    app = server(engine, clock=clock)
+    async with Client(app).chat(stream=True, logprobs=True, headrace={"timings": True}) as call:
+        engine.admit()
+        sizes = [0]
+        while not call.sent:
+            assert sizes[-1] <= MAX_HELD, "no end"
+            engine.emit(silent(engine))
+            await settle()
+            sizes.append(sizes[-1] + 100)  # no event is smaller
+        assert MAX_HELD < len(call.body) < MAX_HELD + 1000
+        clock.now += 1.0
+        engine.say("x", marks=Marks(clock.now, clock.now, clock.now, clock.now, clock.now))
+        engine.finish()
+        await call.task
+        assert call.content() == "x"
+        timeline = call.events()[-2]["headrace"]["timeline"]
+        assert all(value >= 0 for name, value in timeline.items() if name != "attempts")
 
 
 @on_loop

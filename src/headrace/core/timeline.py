@@ -53,7 +53,10 @@ class Timeline:
     which is never held, so it is no part of TTFT."""
 
     def mark(self, marks: Marks, offset: float) -> None:
-        """Take over the engine's stamps; `offset` (s) maps its clock to ours (`core.clock.offset`)."""
+        """Take over the engine's stamps; `offset` (s) maps its clock to ours (`core.clock.offset`). After something was
+        delivered they are of no use: they would lie behind the last stage."""
+        if self.delivered is not None:
+            return
         self.scheduled = marks.scheduled + offset
         self.restored = marks.restored + offset
         self.prefilled = marks.prefilled + offset

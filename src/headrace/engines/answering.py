@@ -5,7 +5,8 @@
           └─ else ─▶ what it means ─▶ Broken
 
 Rules: one read of the socket is one event. When the stream says that it is over the answer is over; the connection has
-a moment to come to its end, then it is cut. After the last event nothing is told, whatever still comes.
+a moment to come to its end, then it is cut. If it does not say so although all that matters is there, that is waited
+for shortly. After the last event nothing is told, whatever still comes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from headrace.engines.http1 import Head, WireFault
 from headrace.protocol.refusal import refusal
 from headrace.protocol.relay import Portion, Relay, relay_whole
 
+CLOSE_S = 3.0
+"""For the usage and the last word, once every choice has its end."""
 LINGER_S = 1.0
 """For the end of a response whose stream is over."""
 MAX_WHOLE = 64 * 2**20
@@ -84,6 +87,7 @@ class Answering:
         self._size = 0
         self._head: Head | None = None
         self._over = False
+        self._closing: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._ended = False
         """The response is complete, or its connection is."""
@@ -105,7 +109,7 @@ class Answering:
         self._head = head
         self.heard = self._ledger.clock()
         encoding = head.value("content-encoding")
-        if encoding not in ("", "identity"):
+        if head.status == 200 and encoding not in ("", "identity"):  # of an error its status says enough
             self.break_off(UpstreamFailed(f"the engine's answer is encoded ({encoding[:40]}), which nobody asked for"))
             return
         if head.status != 200:
@@ -122,6 +126,8 @@ class Answering:
         self.heard = self._ledger.clock()
         if self._relay is not None:
             self._tell(self._relay.feed(data))
+            if self._relay.finished and self._closing is None and not self._over:
+                self._closing = asyncio.get_running_loop().call_later(CLOSE_S, self._close)
             return
         assert self._head is not None
         good = self._head.status == 200
@@ -164,7 +170,7 @@ class Answering:
         """It failed; but a stream that has all its finish reasons is over."""
         if self._over:
             return
-        if self._relay is not None and self._relay.complete:
+        if self._relay is not None and self._relay.finished:
             self._tell(self._relay.end())
             self._cut()
         else:
@@ -244,6 +250,15 @@ class Answering:
         if not self._ended:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._cut)
 
+    def _close(self) -> None:
+        """The stream's last word does not come."""
+        assert self._relay is not None
+        if self.paused:  # it may be there, unread
+            self._closing = asyncio.get_running_loop().call_later(CLOSE_S, self._close)
+            return
+        self._tell(self._relay.end())
+        self.give_up()
+
     def _cut(self) -> None:
         if self.transfer is not None:
             self.transfer.cancel()
@@ -252,6 +267,8 @@ class Answering:
         if self._over:
             return
         self._over = True
+        if self._closing is not None:
+            self._closing.cancel()
         self._settle()
         self._ledger.answers.pop(self.rid, None)
         usage = self._usage

@@ -2,12 +2,13 @@
 
     start ──▶ idle one there? ── the youngest ──▶ send ──┐
                  └── none ──▶ connect ──▶ send ──────────┤
-                               ▲                         └── closed before the first byte of an answer, and it was a
-                               └──── once ──────────────────── used one: the other side had given it up meanwhile
+                               ▲                         └── closed at once, before the first byte of an answer, and
+                               └──── once ──────────────────── it was a used one: the other side had given it up
 
 Rules: the connection used last is used first, so the rest can grow old and go. A request is sent once; only if a kept
-connection turns out to be dead is it sent again, on a fresh one. Whoever gives a request up cuts its connection. What
-is kept and what is open is bounded.
+connection turns out to be dead is it sent again, on a fresh one. Dead means that its end comes within a round trip:
+what comes later may be the end of a server that was at work on the request, and may have died of it. Whoever gives a
+request up cuts its connection. What is kept and what is open is bounded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ KEEP_S = 30.0
 """How long an idle connection is kept, unless its other side says less."""
 MARGIN_S = 1.0
 """This much before the other side's own limit."""
+AT_ONCE_S = 0.05
+"""Beyond a round trip, for both ends to come to it. Few servers die of a request so soon."""
 MOST_IDLE = 256
 MOST_OPEN = 20_000
 
@@ -106,12 +109,17 @@ class Transfer:
         connection, self._connection = self._connection, None
         if self._over:
             return
-        if fault is not None and not self._fresh and connection is not None and not connection.answered:
+        if fault is not None and not self._fresh and connection is not None and self._was_dead(connection):
             self._connect()
             return
         self._finish(fault)
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _was_dead(self, connection: Http1Connection) -> bool:
+        """It was when the request was sent, as far as anybody can tell."""
+        assert self.sent is not None
+        return not connection.answered and self._pool.clock() - self.sent <= connection.opened_s + AT_ONCE_S
 
     def _finish(self, fault: WireFault | None) -> None:
         self._over = True
@@ -225,6 +233,7 @@ class Connections:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         origin, loop = self.origin, asyncio.get_running_loop()
+        begun = self.clock()
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
@@ -241,6 +250,7 @@ class Connections:
         except (OSError, ValueError) as error:
             raise WireFault(f"no connection ({_reason(error)})") from None
         self.opened += 1
+        connection.opened_s = self.clock() - begun
         return connection
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────

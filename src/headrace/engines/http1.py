@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import httptools
 
 MAX_HEAD = 64 * 1024
-"""Bytes of status line and headers."""
+"""Bytes of status line and headers; of trailers too."""
 
 
 class WireFault(Exception):
@@ -64,7 +64,8 @@ class Http1Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._headers: dict[str, str] = {}
         self._head: Head | None = None
-        self._head_bytes = 0
+        self._bare = 0
+        """Bytes of reads since the last one that brought a piece of the body."""
         self._body: list[bytes] = []
         self._told = False
         """The reader has the head."""
@@ -79,6 +80,8 @@ class Http1Connection(asyncio.Protocol):
         self._gone = False
         self.answered = False
         """A byte of the answer to the running request came."""
+        self.opened_s = 0.0
+        """What it took to open it, which is at least one round trip."""
         self.keep_s: float | None = None
         """How long the other side keeps an idle connection, if it said so."""
 
@@ -94,7 +97,7 @@ class Http1Connection(asyncio.Protocol):
         self._reader = reader
         self._parser = httptools.HttpResponseParser(self)
         self._head = None
-        self._head_bytes = 0
+        self._bare = 0
         self._told = self._complete = self._excess = self._sized = self.answered = False
         self._transport.write(request)
 
@@ -130,8 +133,6 @@ class Http1Connection(asyncio.Protocol):
             self._lose()
             return
         self.answered = True
-        if self._head is None:
-            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -139,9 +140,14 @@ class Http1Connection(asyncio.Protocol):
             self._hand_on()
             self._finish(None if self._complete else WireFault("it does not speak HTTP/1.1"))
             return
-        if self._head is None and self._head_bytes > MAX_HEAD:
-            self._finish(WireFault(f"its headers are over {MAX_HEAD} bytes"))
-            return
+        if self._body or self._complete:
+            self._bare = 0
+        else:
+            # Headers, trailers, the frames of chunks: nothing of it is handed on, and a parser keeps what is not whole.
+            self._bare += len(data)
+            if self._bare > MAX_HEAD:
+                self._finish(WireFault(f"its headers are over {MAX_HEAD} bytes"))
+                return
         self._hand_on()
         if self._complete:
             self._finish(None)
@@ -169,6 +175,8 @@ class Http1Connection(asyncio.Protocol):
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is not None:
+            return  # a trailer, of which nobody reads anything
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -155,7 +155,7 @@ class OpenAIServer:
 
     def _request(self, method: str, path: str, body: bytes, request_id: str, *, stream: bool) -> bytes:
         accept = "text/event-stream" if stream else "application/json"
-        head = f"{method} {path} HTTP/1.1\r\naccept: {accept}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\naccept: {accept}\r\naccept-encoding: identity\r\n"
         if request_id:
             head += f"x-request-id: {request_id}\r\n"
         if method == "POST":

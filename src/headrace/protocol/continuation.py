@@ -7,20 +7,22 @@
     llama-server     chat: /apply-template gives the prompt's text; told text is appended
     all but openai completions: told text is appended to the prompt
 
-Rules: the caller's fields go out as they came, but for the model's name, for usage (we always want to know) and for our
-own object. An answer of which more was shown than the text of one choice cannot go on. A field that we do not know may
-mean anything for a chat; for its continuation only fields that completions have too are sent.
+Rules: the caller's fields go out as they came, but for the model's name, for usage (we always want to know), for our
+own object, and for those that are ours to decide: whose cached prefixes it sees, and who is served first. An answer of
+which more was shown than the text of one choice cannot go on. A field that we do not know may mean anything for a chat;
+for its continuation only fields that completions have too are sent.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from headrace.core.errors import EngineUnavailable
-from headrace.core.request import Ask, Told
+from headrace.core.request import BATCH, Ask, Told
 
 Flavour = Literal["openai", "vllm", "llama-server", "headrace", "ollama", "sglang"]
 FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
@@ -35,6 +37,11 @@ _CHAT_ONLY = frozenset((
     "stream_options", "headrace", "prompt", "echo", "suffix", "best_of",
 ))  # fmt: skip
 _NO_CONTINUATION = ("tools", "functions", "logprobs", "suffix", "echo", "structured_outputs", "guided_json", "grammar")
+_DECIDED = ("cache_salt", "extra_key", "priority")
+"""Of vLLM and SGLang: not for a caller to say. vLLM refuses every priority but 0 unless it was started for them, so a
+class of ours is not turned into one."""
+_SALTED: frozenset[Flavour] = frozenset(("vllm", "sglang"))
+"""Who keeps cached prefixes apart by `cache_salt`."""
 _RENDERED = ("chat_template", "chat_template_kwargs")
 """What shapes the prompt besides the messages."""
 
@@ -42,7 +49,7 @@ _RENDERED = ("chat_template", "chat_template_kwargs")
 def outgoing(ask: Ask, model: str, flavour: Flavour, *, copy: bool = False) -> bytes:
     """The body for `model` there. `copy`: nobody waits for the answer, so it is to take nothing from others."""
     fields = {**ask.fields, "model": model}
-    _ours(fields, flavour)
+    _decide(fields, ask, flavour)
     if copy and flavour == "headrace":
         fields["headrace"] = {**fields.get("headrace", {}), "priority": "batch", "cache": False}
     if ask.options.stream:
@@ -144,19 +151,28 @@ def going_on(
     fields |= {"model": model, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     if most is not None:
         fields["max_tokens"] = most
-    if flavour == "headrace" and "headrace" in given:
-        fields["headrace"] = given["headrace"]
-        _ours(fields, flavour)
+    fields["headrace"] = given.get("headrace")
+    _decide(fields, ask, flavour)
     return encoded(fields)
 
 
-def _ours(fields: dict[str, Any], flavour: Flavour) -> None:
-    """Another Headrace gets our object, without what this server does itself."""
+def _decide(fields: dict[str, Any], ask: Ask, flavour: Flavour) -> None:
+    """What is not as the caller wrote it: tenant and class. Another Headrace gets our object, without what this server
+    does itself."""
+    for name in _DECIDED:
+        fields.pop(name, None)
+    if ask.salt and flavour in _SALTED:
+        fields["cache_salt"] = hashlib.sha256(b"headrace" + ask.salt.encode()).hexdigest()[:32]
     ours = fields.pop("headrace", None)
-    if flavour == "headrace" and isinstance(ours, dict):
-        kept = {name: value for name, value in ours.items() if name not in ("resume", "timings") and "pace" not in name}
-        if kept:
-            fields["headrace"] = kept
+    if flavour != "headrace":
+        return
+    ours = ours if isinstance(ours, dict) else {}
+    own = ("resume", "timings", "priority")
+    kept = {name: value for name, value in ours.items() if name not in own and "pace" not in name}
+    if ask.options.priority == BATCH:
+        kept["priority"] = "batch"
+    if kept:
+        fields["headrace"] = kept
 
 
 def _stream_options(fields: Mapping[str, Any]) -> dict[str, Any]:

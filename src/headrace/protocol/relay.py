@@ -31,7 +31,6 @@ from headrace.protocol.chunk import (
     leaves,
     read,
     tokens_of,
-    usage_of,
     without,
 )
 
@@ -100,6 +99,8 @@ class Relay:
     def __init__(self, *, model: str, usage: bool = False, n: int = 1) -> None:
         self.over = False
         """Nothing that still comes is of interest."""
+        self.finished = False
+        """Each choice has its end: only the usage and the last word are still to come."""
         self._usage = usage
         self._n = n
         self._splice = Splice(model)
@@ -110,7 +111,8 @@ class Relay:
         self._after_cr = False
         self._begun = False
         self._roles: set[int] = set()
-        self._finished: set[int] = set()
+        self._ends: set[int] = set()
+        """Choices with a finish reason."""
         self._told_usage = False
         self._owed: dict[str, Any] | None = None
         """A usage chunk that our client asked for and that the other server hung to another chunk."""
@@ -123,7 +125,7 @@ class Relay:
         if self._start is not None or self._after_cr or b"\r" in data:
             data = self._normal(data)
         rest = self._rest
-        if not rest and self._begun and data.find(b"\n") == len(data) - 2:
+        if not rest and self._begun and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n"):
             plain = self._plain(data)
             if plain is not None:
                 return plain
@@ -147,11 +149,6 @@ class Relay:
             self._event(event)
             start = end + 2
         return self._take()
-
-    @property
-    def complete(self) -> bool:
-        """Every choice has its finish reason."""
-        return len(self._finished) >= self._n
 
     def end(self) -> Portion:
         """There will be no further bytes, however the connection ended."""
@@ -236,10 +233,15 @@ class Relay:
             return
         drop: tuple[str, ...] = ()
         if chunk.usage is not None:
-            self._draft.usage = tokens_of(chunk.usage)
+            tokens = tokens_of(chunk.usage)
+            if tokens is not None:
+                self._draft.usage = tokens
             if chunk.choices:
                 drop = ("usage",)
-                self._owe(chunk, data)
+            if tokens is None:
+                pass  # whatever that is, it tells nobody anything
+            elif chunk.choices:
+                self._owe(chunk)
             elif self._usage and not self._told_usage:
                 self._told_usage = True
                 self._draft.raw.append(self._splice(event or sse.event(without(data, (), ())), chunk.model))
@@ -248,7 +250,7 @@ class Relay:
         if not self._begun and chunk.id:
             self._begun = True
             self._draft.identity = (chunk.id, chunk.created if type(chunk.created) is int else 0)
-        complete = self.complete
+        complete = self.finished
         roles = self._choices(chunk)
         if general is not None:
             self._draft.text.append(leaves(general))
@@ -264,11 +266,11 @@ class Relay:
             self._draft.content = None
             self._fail("the engine's answer is not the JSON that it should be", complete=complete)
 
-    def _owe(self, chunk: Chunk, data: bytes) -> None:
+    def _owe(self, chunk: Chunk) -> None:
         """The usage hangs to a chunk that is something else: its own chunk is ours to write."""
         if self._usage and not self._told_usage:
             self._owed = {"id": chunk.id, "object": chunk.object, "created": chunk.created, "model": chunk.model}
-            self._owed |= {"choices": [], "usage": usage_of(data)}
+            self._owed |= {"choices": [], "usage": chunk.usage}
 
     def _choices(self, chunk: Chunk) -> list[int]:
         """Account for what a reader sees of it; the choices that say their role once more."""
@@ -294,7 +296,8 @@ class Relay:
             elif content and self._draft.content is not None:
                 self._draft.content += content
             if choice.finish_reason:
-                self._finished.add(index)
+                self._ends.add(index)
+                self.finished = len(self._ends) >= self._n
                 if index == 0:
                     self._draft.reason = choice.finish_reason
         return again
@@ -311,7 +314,7 @@ class Relay:
 
     def _fail(self, message: str, *, complete: bool | None = None) -> None:
         """`complete`: our client has all finish reasons; None: those that we know of."""
-        if self.complete if complete is None else complete:
+        if self.finished if complete is None else complete:
             self._close()
         else:
             self.over = True
@@ -341,7 +344,7 @@ def relay_whole(body: bytes, *, model: str) -> Portion:
         content=None,
         over=True,
         identity=(chunk.id or "", chunk.created if type(chunk.created) is int else 0),
-        usage=None if chunk.usage is None else tokens_of(chunk.usage),
+        usage=tokens_of(chunk.usage),
         reason=first.finish_reason,
     )
 

@@ -37,6 +37,8 @@ STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 
+MAX_HELD = 64 * 1024
+"""Bytes without text that are held for the first text; with more the reader gets them, and no engine can begin anew."""
 STREAM_NAME = b"x-headrace-stream"
 """Header: the id of the stream, to stop it, and to take it up again if that was asked for."""
 
@@ -175,8 +177,9 @@ class Stream:
                 if over:
                     return
             else:
-                if not self._out:
-                    self._left()  # events that gave nothing to write must not count as unread
+                # What gave nothing to write, or is held for the first text, must not count as unread: a reader takes it
+                # in no time, and an engine that was paused for it would never come to its first text.
+                self._left()
                 await live.mailbox.wait()
 
     def _listen(self) -> None:
@@ -282,6 +285,8 @@ class Stream:
         """Whether to write now; adds the comment that a silent stream needs."""
         if over:
             return True
+        if self._last_text is None and sum(map(len, self._out)) > MAX_HELD:
+            self._text = True
         if self._exchange.started:
             if self._beat_due and not self._out and self._last_text is not None:
                 self._out.append(COMMENT)
