@@ -63,8 +63,8 @@ async def test_what_is_written_is_read(redis_server: RedisServer) -> None:
 @on_loop
 async def test_writing_again_changes_nothing(redis_server: RedisServer) -> None:
     async with stores(redis_server) as (store,):
-        for _ in range(3):
-            assert await store.put([put(entry(3), entry(5))]) == [1]
+        for answer in (1, 2, 2):
+            assert await store.put([put(entry(3), entry(5))]) == [answer]
         assert await store.put([put(entry(5), entry(6), written=3)]) == [1]
         assert await store.entries("s", 0) == [entry(3), entry(5), entry(6)]
 
@@ -118,6 +118,52 @@ async def test_a_key_leads_to_one_stream(redis_server: RedisServer) -> None:
         await a.drop("s", hash)
         assert await b.claim(hash, "t", 60.0) == "t"
         assert await b.origin("s") is False
+
+
+@on_loop
+async def test_a_key_is_there_again_with_the_next_write_and_nobody_elses_is_touched(redis_server: RedisServer) -> None:
+    async with stores(redis_server, 2) as (a, b):
+        hash, client = key_hash("o", "k"), a._shared.client
+        assert await a.claim(hash, "s", 60.0) == "s"
+        assert await a.put([replace(put(entry(1)), key=hash)]) == [1]
+        await client.flushall()
+        assert await a.put([replace(put(entry(1)), key=hash)]) == [1]
+        assert await b.claim(hash, "t", 60.0) == "s"
+        await client.set(f"headrace:stream-key:{hash}", "t", px=60_000)
+        assert await a.put([replace(put(entry(2), written=1), key=hash)]) == [1]
+        await a.free(hash, "s")
+        await a.drop("s", hash)
+        assert await b.claim(hash, "u", 60.0) == "t"
+        assert await endless(redis_server) == []
+
+
+@on_loop
+async def test_who_was_taken_for_gone_writes_no_more_though_nobody_holds_the_lease(redis_server: RedisServer) -> None:
+    async with stores(redis_server, 2, lease_s=0.05) as (a, b):
+        assert await a.put([put(entry(3))]) == [1]
+        await until_free(b)
+        assert await b.take("s") is True
+        await until_free(b)
+        assert await a.put([put(entry(5), written=3)]) == [0], "between the taking and the first write"
+        assert await b.put([put(entry(4), entry(5, State(end="done")), written=3, hold=False)]) == [1]
+        assert await a.put([put(entry(9), written=3)]) == [0]
+        assert [one.position for one in await a.entries("s", 0) or ()] == [3, 4, 5]
+
+
+@on_loop
+async def test_nothing_is_written_behind_an_end(redis_server: RedisServer) -> None:
+    async with stores(redis_server) as (store,):
+        end = Entry(4, b"", State(end="done"))
+        for answer in (1, 2):
+            assert await store.put([put(entry(3), end, hold=False)]) == [answer]
+        assert await store.put([put(entry(5), written=3)]) == [0]
+        assert await store.newest("s") == end
+
+
+async def until_free(store: LogStore) -> None:
+    """Nobody holds the lease any more."""
+    while await store.held("s"):
+        pass
 
 
 @on_loop

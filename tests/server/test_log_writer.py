@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from headrace.core.errors import Draining
 from headrace.core.events import Delta
+from headrace.server.log_redis import Put
 from headrace.server.streams import LogLimits
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
@@ -20,6 +21,10 @@ from server.test_log_redis import endless
 
 def say(server: Server, word: str) -> None:
     server.engine.emit(Delta(server.engine.rid, 0, word, 1, ids=(7,)))
+
+
+def token(server: Server, word: str, id: int) -> None:
+    server.engine.emit(Delta(server.engine.rid, 0, word, 1, ids=(id,)))
 
 
 @on_loop
@@ -226,3 +231,44 @@ async def test_a_server_ends_though_redis_is_gone(redis_server: RedisServer) -> 
         await asyncio.wait((counting,))
         assert turns > 10, "the loop was free meanwhile"
         assert len(writer_of(a)) == 0
+
+
+@on_loop
+async def test_the_tokens_stay_exact_though_nobody_knows_of_a_write_that_was_made(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.chat() as call:
+            token(a, "x", 120)
+            await until(lambda: bool(call.sent))
+            await written(a)
+            assert a.app.resuming.shared is not None
+            store, lost = a.app.resuming.shared.store, asyncio.Event()
+            put = store.put
+
+            async def silent(puts: Sequence[Put]) -> list[int] | None:
+                answer = await put(puts)
+                if any(one.entries for one in puts):
+                    lost.set()
+                    return None
+                return answer
+
+            for letter in "yz":
+                store.put = silent  # type: ignore[method-assign]
+                lost.clear()
+                token(a, letter, ord(letter))
+                await lost.wait()
+                store.put = put  # type: ignore[method-assign]
+                if letter == "z":
+                    token(a, "", 0xC3)  # there is nothing to be written for it
+                    await settle()
+                await written(a)
+            token(a, "é", 0xA9)
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        async with b.get(id) as on:
+            await until(lambda: bool(b.engine.generations))
+            assert b.engine.generations[0].resume == (tuple("xyzé".encode()),)
+            b.engine.finish()
+            await on.task
+        assert text(on.body) == "xyzé"

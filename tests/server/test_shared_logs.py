@@ -9,7 +9,7 @@ from headrace.server.log_redis import key_hash
 from headrace.server.streams import owner_of
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
-from server.log_servers import sharing, text, written
+from server.log_servers import sharing, text, writer_of, written
 from server.socket_client import until
 
 
@@ -102,3 +102,52 @@ async def test_without_an_answer_of_redis_nobody_is_told_that_there_is_no_stream
             assert text(new.body) == "x"
         finally:
             redis_server.signal(signal.SIGCONT)
+
+
+@on_loop
+async def test_a_key_leads_to_its_stream_though_redis_lost_everything(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat(key="k") as first:
+        await until(lambda: bool(a.engine.generations))
+        a.engine.say("one ")
+        await written(a)
+        assert a.app.resuming.shared is not None
+        await a.app.resuming.shared.store._shared.client.flushall()
+        a.engine.say("two ")
+        (writing,) = writer_of(a)._writings.values()
+        await until(lambda: writing.known is None)
+        await written(a)
+        async with b.chat(key="k") as second:
+            await until(lambda: text(second.body) == "one two ")
+            a.engine.finish()
+            await second.task
+        await first.task
+        assert b.engine.generations == []
+
+
+@on_loop
+async def test_a_key_goes_over_to_who_goes_on_with_its_stream(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b", "c") as (a, b, c):
+        async with a.chat(key="k") as call:
+            await until(lambda: bool(a.engine.generations))
+            a.engine.say("one ")
+            await until(lambda: call.status == 200)
+            await written(a)
+            await a.die()
+            id = call.headers["x-headrace-stream"]
+        async with b.get(id) as on:
+            await until(lambda: bool(b.engine.generations))
+            b.engine.say("two ")
+            await until(lambda: text(on.body) == "one two ")
+            await written(b)
+            assert b.app.resuming.shared is not None
+            client = b.app.resuming.shared.store._shared.client
+            await client.delete(f"headrace:stream-key:{key_hash(owner_of(ANYBODY), 'k')}")
+            b.engine.say("three ")
+            await until(lambda: text(on.body).endswith("three "))
+            await written(b)
+            async with c.chat(key="k") as third:
+                await until(lambda: text(third.body) == "one two three ")
+                b.engine.finish()
+                await third.task
+            await on.task
+        assert c.engine.generations == []

@@ -75,7 +75,7 @@ class Mirror:
             if state.end is not None:
                 source.end(state.end)
                 return
-            self.ids += state.ids
+            self.ids[state.start :] = state.ids
             self.exact, self.whole = self.exact and state.exact, self.whole and state.whole
             self.tokens, self.length, self.stated = state.tokens, state.length, entry.position
 
@@ -121,6 +121,7 @@ class LogMirrors:
             return known
         source = self._streams.open(owner, id=id, digest=origin.digest)
         source.kept = False
+        source.shared_key = origin.key
         source.begin(())
         mirror = Mirror(source, origin, caller)
         mirror.take(entries)

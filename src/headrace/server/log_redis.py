@@ -3,11 +3,13 @@
     headrace:stream:{ID}:log      a Redis stream; the entry POSITION-0 is the event that ends there
                        :origin    what the answer is made from, so that another server can go on with it
                        :lease     who writes it; gone soon after that server is
+                       :writer    who wrote or took it last; stays, so that one who was taken for gone cannot come back
                        :stop      somebody wants it stopped
     headrace:stream-key:HASH      idempotency key → stream
 
-Rules: no key without a time to live; a write goes through one script, which lets nobody write but who holds the lease,
-and in which repeating a write changes nothing. A call that brings no answer gives None.
+Rules: no key without a time to live; a write goes through one script, which lets nobody write but who took the stream
+last, and nothing behind its end, and in which repeating a write changes nothing. Every write says everything that keeps
+a stream findable, so that a Redis that lost it all has it again. A call that brings no answer gives None.
 """
 
 from __future__ import annotations
@@ -36,18 +38,26 @@ PAGE = 1000
 
 _ID = re.compile(r"[A-Za-z0-9_]{1,64}")
 
-# 1: done; 0: another server has it; below 0: there is less than we wrote, namely up to -1 - x.
-# KEYS log lease origin key; ARGV token, lease ms, ttl ms, origin or "", written so far, first position or "0", what
-# becomes of the lease, then (position, block, state) of each entry.
+# 1: done; 2: done, and the last entry was there before; 0: another server has it, or it has ended; below 0: there is
+# less than we wrote, namely up to -1 - x.
+# KEYS log lease origin writer [key]; ARGV token, lease ms, ttl ms, origin or "", written so far, first position or "0",
+# what becomes of the lease, id, then (position, block, state) of each entry.
 _PUT = """
 local holder = redis.call('GET', KEYS[2])
 if holder and holder ~= ARGV[1] then return 0 end
+local writer = redis.call('GET', KEYS[4])
+if writer and writer ~= ARGV[1] then return 0 end
 local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
-local top = 0
-if newest[1] then top = tonumber(string.match(newest[1][1], '^%d+')) end
+local top, ended = 0, false
+if newest[1] then
+  top = tonumber(string.match(newest[1][1], '^%d+'))
+  ended = newest[1][2][2] == ''
+end
+local last = #ARGV > 8 and tonumber(ARGV[#ARGV - 2]) or 0
+if ended and last > top then return 0 end
 if top < tonumber(ARGV[5]) then return -1 - top end
 if ARGV[4] ~= '' then redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[3]) end
-for i = 8, #ARGV, 3 do
+for i = 9, #ARGV, 3 do
   if tonumber(ARGV[i]) > top then
     redis.call('XADD', KEYS[1], ARGV[i] .. '-0', 'b', ARGV[i + 1], 's', ARGV[i + 2])
   end
@@ -55,9 +65,27 @@ end
 if ARGV[6] ~= '0' then redis.call('XTRIM', KEYS[1], 'MINID', ARGV[6] .. '-0') end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[3], ARGV[3])
-if KEYS[4] then redis.call('PEXPIRE', KEYS[4], ARGV[3]) end
+redis.call('SET', KEYS[4], ARGV[1], 'PX', ARGV[3])
+if KEYS[5] then
+  local id = redis.call('GET', KEYS[5])
+  if not id or id == ARGV[8] then redis.call('SET', KEYS[5], ARGV[8], 'PX', ARGV[3]) end
+end
 if ARGV[7] == 'hold' then redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2]) else redis.call('DEL', KEYS[2]) end
+if last > 0 and last <= top then return 2 end
 return 1
+"""
+
+# KEYS lease writer log; ARGV token, lease ms.
+_TAKE = """
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', math.max(tonumber(ARGV[2]), redis.call('PTTL', KEYS[3])))
+return 1
+"""
+
+# KEYS key; ARGV id.
+_FREE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
 """
 
 _PUT_SHA = hashlib.sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
@@ -67,7 +95,7 @@ class State(msgspec.Struct, array_like=True, gc=False):
     """With the last event of a write: how far the answer was then."""
 
     ids: tuple[int, ...] = ()
-    """Tokens since the state before."""
+    """Tokens behind the first `start`."""
     exact: bool = False
     """All its tokens are in the states."""
     whole: bool = False
@@ -76,6 +104,8 @@ class State(msgspec.Struct, array_like=True, gc=False):
     length: int = 0
     """Characters of it; a paced answer's reader has fewer."""
     end: Ended | None = None
+    start: int = 0
+    """Not where the state before ended: that one may say some of these too, if nobody knew that it was written."""
 
 
 class Origin(msgspec.Struct, array_like=True):
@@ -186,18 +216,23 @@ class LogStore:
 
         return await self._shared.call(make)
 
+    async def free(self, hash: str, id: str) -> None:
+        """The key leads nowhere, if it led to that stream."""
+        await self._shared.call(lambda client: client.eval(_FREE, 1, f"{PREFIX}-key:{hash}", id))
+
     async def drop(self, id: str, hash: str) -> None:
         """There is no such stream."""
-        names = [_name(id, part) for part in ("log", "origin", "lease", "stop")]
-        if hash:
-            names.append(f"{PREFIX}-key:{hash}")
+        names = [_name(id, part) for part in ("log", "origin", "lease", "writer", "stop")]
         await self._shared.call(lambda client: client.delete(*names))
+        if hash:
+            await self.free(hash, id)
 
     async def take(self, id: str) -> bool | None:
-        """Become the one who writes it. False: somebody else is."""
+        """Become the one who writes it; whoever did so before no longer can. False: somebody else is."""
+        names = [_name(id, part) for part in ("lease", "writer", "log")]
 
         async def make(client: Redis) -> bool:
-            return bool(await client.set(_name(id, "lease"), self._token, px=self._lease_ms, nx=True))
+            return bool(await client.eval(_TAKE, len(names), *names, self._token, self._lease_ms))
 
         return await self._shared.call(make)
 
@@ -263,12 +298,12 @@ class LogStore:
         return await self._shared.call(make, timeout_s=seconds + self._shared.timeout_s, listens=True)
 
     def _script(self, put: Put) -> tuple[list[str], list[bytes | str | int]]:
-        keys = [_name(put.id, part) for part in ("log", "lease", "origin")]
+        keys = [_name(put.id, part) for part in ("log", "lease", "origin", "writer")]
         if put.key:
             keys.append(f"{PREFIX}-key:{put.key}")
         arguments: list[bytes | str | int] = [
             self._token, self._lease_ms, int(put.ttl_s * 1000), put.origin, put.written,
-            put.first + 1 if put.first else 0, "hold" if put.hold else "free",
+            put.first + 1 if put.first else 0, "hold" if put.hold else "free", put.id,
         ]  # fmt: skip
         for entry in put.entries:
             state = b"" if entry.state is None else msgspec.msgpack.encode(entry.state)

@@ -195,7 +195,7 @@ class LogWriter:
         if complete and entries:
             ids, exact, whole, tokens, length = writing.live.told_since(writing.ids)
             last = entries[-1]
-            entries[-1] = Entry(last.position, last.block, State(ids, exact, whole, tokens, length))
+            entries[-1] = Entry(last.position, last.block, State(ids, exact, whole, tokens, length, start=writing.ids))
         leaving = complete and writing.over and bool(source.farewell)
         ending = complete and source.ended is not None and not leaving
         if ending:
@@ -218,7 +218,8 @@ class LogWriter:
         else:
             writing.known = family
             writing.refreshed = now
-            writing.ids += ids
+            if answer == 1:  # else it was written before, and which tokens that told is not known: once more
+                writing.ids += ids
             if put.entries:
                 writing.written = min(put.entries[-1].position, writing.log.last)
             if not put.hold:

@@ -38,7 +38,7 @@ class SharedLogs:
         self, source: StreamLog, live: Live, attempts: Attempts, identity: tuple[str, int], record: Record, *, ids: int
     ) -> None:
         """A generation begins to fill the log. `ids`: tokens that Redis was told of by the server before."""
-        ask, key = attempts.ask, key_hash(source.owner, source.key)
+        ask, key = attempts.ask, source.shared_key
         fields = msgspec.json.encode(ask.fields) if ask.size <= self._streams.limits.max_bytes else None
 
         def origin() -> bytes:
@@ -59,8 +59,9 @@ class SharedLogs:
     async def claim(self, source: StreamLog) -> str | None:
         """Take the log's idempotency key; the id of the stream that has it already, None: it is taken now, or nobody
         can tell."""
+        source.shared_key = key_hash(source.owner, source.key)
         # Briefly: what is written of the stream prolongs it, and who dies before that must not block the key.
-        id = await self.store.claim(key_hash(source.owner, source.key), source.id, max(CLAIM_S, self.store.lease_s))
+        id = await self.store.claim(source.shared_key, source.id, max(CLAIM_S, self.store.lease_s))
         return None if id == source.id else id
 
     async def open_soon(self, id: str, caller: Caller) -> StreamLog | None:

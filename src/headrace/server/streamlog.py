@@ -82,6 +82,8 @@ class StreamLog:
         """Of the request that it answers."""
         self.key = ""
         """The idempotency key it was asked with."""
+        self.shared_key = ""
+        """What other servers know that key by."""
         self.kept = True
         """A generation goes on without readers, and what it said stays; else the log is only read along."""
         self._max_bytes = max_bytes
