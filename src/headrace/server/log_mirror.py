@@ -44,6 +44,10 @@ class Adopt(Protocol):
     ) -> None: ...
 
 
+def no_answer() -> EngineUnavailable:
+    return EngineUnavailable("the store of streams does not answer; try again shortly")
+
+
 @dataclass(slots=True, eq=False)
 class Mirror:
     """What is known of one stream of another server."""
@@ -113,7 +117,7 @@ class LogMirrors:
         origin = await self._store.origin(id)
         entries = await self._store.entries(id, 0) if isinstance(origin, Origin) else []
         if origin is None or entries is None:
-            raise EngineUnavailable("the store of streams does not answer; try again shortly")
+            raise no_answer()
         if not isinstance(origin, Origin) or origin.owner != owner:
             return None
         known = self._streams.find(id, owner)
@@ -185,7 +189,7 @@ class LogMirrors:
             held = True if entries else await store.held(source.id)
             if entries is None or held is None:
                 if self._clock() - heard > PATIENCE * store.lease_s:
-                    raise EngineUnavailable("the store of streams does not answer; try again shortly")
+                    raise no_answer()
                 await asyncio.sleep(RETRY_S)
                 continue
             heard = self._clock()

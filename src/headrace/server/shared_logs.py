@@ -13,7 +13,7 @@ from headrace.gateway.shared import SharedRedis
 from headrace.observe.record import Record
 from headrace.server.attempts import Attempts
 from headrace.server.live import Live
-from headrace.server.log_mirror import Adopt, LogMirrors
+from headrace.server.log_mirror import Adopt, LogMirrors, no_answer
 from headrace.server.log_redis import LogStore, Origin, key_hash
 from headrace.server.log_writer import LogWriter, Writing, packed
 from headrace.server.plain import PATH as PLAIN_PATH
@@ -74,14 +74,21 @@ class SharedLogs:
         return None
 
     async def stop(self, id: str, caller: Caller) -> str | None:
-        """Have it stopped, wherever it is written; how it ended if it has, None if there is none."""
+        """Have it stopped, wherever it is written; how it ended if it has, None if there is none. Raises
+        EngineUnavailable if that cannot be told, or done, now."""
         origin = await self.store.origin(id)
+        if origin is None:
+            raise no_answer()
         if not isinstance(origin, Origin) or origin.owner != owner_of(caller):
             return None
         newest = await self.store.newest(id)
-        if newest is not None and not isinstance(newest, bool) and newest.state is not None and newest.state.end:
+        if newest is None:
+            raise no_answer()
+        if not isinstance(newest, bool) and newest.state is not None and newest.state.end:
             return newest.state.end
-        return "stopping" if await self.store.ask_stop(id, self._streams.limits.keep_s + 1.0) else None
+        if not await self.store.ask_stop(id, self._streams.limits.keep_s + 1.0):
+            raise no_answer()
+        return "stopping"
 
     async def close(self) -> None:
         await self.mirrors.close()
