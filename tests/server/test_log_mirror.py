@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
+import pytest
 
 from headrace.core.events import Delta
-from headrace.core.request import Generation
+from headrace.core.request import Ask, Generation
+from headrace.gateway.guard import Caller
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
 from server.log_servers import NamedGuard, Server, data, frames, sharing, text, writer_of, written
@@ -323,3 +328,44 @@ async def test_a_paced_answer_is_gone_on_with_from_what_its_reader_had(redis_ser
             b.engine.finish("stop", 7)
             await on.task
         assert shown + text(on.body) == "abcdef"
+
+
+class GatedGuard(NamedGuard):
+    """What is gone on with waits for the gate."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.waiting = False
+
+    async def admit(self, caller: Caller, ask: Ask) -> Any:
+        if ask.told is not None:
+            self.waiting = True
+            await self.gate.wait()
+        return await super().admit(caller, ask)
+
+
+@pytest.mark.parametrize("well", [True, False])
+@on_loop
+async def test_what_is_stopped_before_it_is_gone_on_with_stops(redis_server: RedisServer, well: bool) -> None:
+    guard = GatedGuard()
+    async with sharing(redis_server, "a", "b", guard=guard) as (a, b):
+        async with a.chat() as call:
+            a.engine.say("one ")
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        async with b.get(id) as on:
+            await until(lambda: guard.waiting)
+            async with b.delete(id) as stop:
+                await stop.task
+            assert stop.json()["status"] == "stopped"
+            b.engine.ready = well
+            guard.gate.set()
+            await on.task
+        assert b.engine.live == {}
+        assert (data(on.body)[-1] == b"[DONE]") == well
+        assert b'"content":"one "' in on.body
+        async with b.delete(id) as again:
+            await again.task
+        assert again.json()["status"] == "stopped"

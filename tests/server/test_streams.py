@@ -101,6 +101,18 @@ async def test_what_nobody_reads_is_stopped_after_the_grace_and_not_before() -> 
 
 
 @on_loop
+async def test_what_nobody_waits_for_before_it_begins_is_stopped_with_its_beginning() -> None:
+    them, clock = streams(grace_s=5)
+    log, reader = them.open("o", key="k"), Following()
+    them.join(log, reader)
+    them.leave(log, reader)
+    clock.advance(5)
+    them.sweep(clock.now)
+    assert isinstance(log.stopping, Abandoned)
+    them.close()
+
+
+@on_loop
 async def test_all_together_stay_within_their_bytes() -> None:
     them, clock = streams(total_bytes=100_000)
     for number in range(300):

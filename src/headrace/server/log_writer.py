@@ -247,8 +247,8 @@ class LogWriter:
         ids = [one.log.id for one in self._writings.values() if one.log.ended is None]
         for id in (await self._store.stops(ids) or ()) if ids else ():
             writing = self._writings.get(id)
-            if writing is not None and writing.log.writer is not None:
-                writing.log.writer.fail(Stopped("the stream was stopped"))
+            if writing is not None:
+                writing.log.fail(Stopped("the stream was stopped"))
 
 
 def packed(origin: msgspec.Struct) -> bytes:

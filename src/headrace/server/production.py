@@ -161,6 +161,8 @@ class Producer:
             elif self.began is not None:
                 self.began(production, live, attempts)
             await attempts.begin()
+            if production.log is not None and production.log.stopping is not None:
+                live.fail(production.log.stopping)  # also if an engine was left for another one meanwhile
             if self._mirror is not None and ask.told is None:
                 shadow = self._mirror.offer(ask, record.engine)
             if ask.options.stream:

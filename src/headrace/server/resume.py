@@ -130,8 +130,8 @@ class Resuming:
             return
         source = self.streams.find(id, owner)
         if source is not None and (source.kept or source.ended is not None):
-            if source.writer is not None:
-                source.writer.fail(error)
+            if source.ended is None:
+                source.fail(error)
             await _tell(exchange, id, source.ended or "stopped")
             return
         ended = None if self.shared is None else await self.shared.stop(id, exchange.caller)
@@ -150,6 +150,8 @@ class Resuming:
         source.writer = outlet.live = live
         if source.unwanted:
             live.leave()
+        if source.stopping is not None:
+            live.fail(source.stopping)
         if self.shared is not None:
             shared = self.shared
             outlet.passing_on = lambda: isinstance(live.failure, Draining) and shared.writer.has(source)
@@ -291,6 +293,8 @@ class Resuming:
     def _end(self, source: StreamLog, outlet: LogOutlet, refusal: HeadraceError | None) -> None:
         """`refusal`: why there was no stream, or, of one that another server began, why it cannot be gone on with."""
         source.writer = None
+        if refusal is not None and source.begun and source.stopping is not None:
+            refusal = source.stopping  # nobody goes on with it
         if refusal is None:
             source.end("lost" if outlet.farewell else _reason(outlet), outlet.farewell)
         elif not source.begun:
@@ -299,7 +303,7 @@ class Resuming:
             source.end("lost", error_event(refusal))  # another server, or a later try, may do better
         else:
             source.append(error_event(refusal))
-            source.end("failed")
+            source.end(_why(refusal) or "failed")
         self.streams.end(source)
         if self.shared is not None:
             self.shared.writer.over(source)
@@ -307,9 +311,14 @@ class Resuming:
 
 def _reason(outlet: LogOutlet) -> Ended:
     failure = None if outlet.live is None else outlet.live.failure
-    if isinstance(failure, Stopped):
-        return "abandoned" if isinstance(failure, Abandoned) else "stopped"
-    return "done" if outlet.record.outcome == "ok" else "failed"
+    return _why(failure) or ("done" if outlet.record.outcome == "ok" else "failed")
+
+
+def _why(error: HeadraceError | None) -> Ended | None:
+    """How a log ended that ended with that error, if it was wished."""
+    if isinstance(error, Stopped):
+        return "abandoned" if isinstance(error, Abandoned) else "stopped"
+    return None
 
 
 def _busy() -> Conflict:

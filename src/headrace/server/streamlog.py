@@ -72,6 +72,8 @@ class StreamLog:
         self.readers: set[Follower] = set()
         self.writer: Writer | None = None
         """The generation that writes it. None: that is not here, has not begun, or is over."""
+        self.stopping: HeadraceError | None = None
+        """Why its generation is to end; one that has not begun yet ends with its beginning."""
         self.unwanted = False
         """Whoever asked for it left before its generation began."""
         self.changed: Callable[[StreamLog], None] | None = None
@@ -136,6 +138,12 @@ class StreamLog:
         self._wake()
         if self.changed is not None:
             self.changed(self)
+
+    def fail(self, error: HeadraceError) -> None:
+        """Let its generation end with that error, now or as soon as it begins. Only the first call counts."""
+        self.stopping = self.stopping or error
+        if self.writer is not None:
+            self.writer.fail(self.stopping)
 
     def shrink(self, limit: int) -> None:
         """Let the oldest blocks go until `limit` bytes are left; the last block stays."""

@@ -178,9 +178,9 @@ class Streams:
             log.due = None
             if log.ended is not None:
                 self.forget(log)
-            elif not log.readers and log.writer is not None:
+            elif not log.readers:
                 grace = self.limits.grace_s
-                log.writer.fail(Abandoned(f"nobody read this stream for {grace:g} s, so it was stopped"))
+                log.fail(Abandoned(f"nobody read this stream for {grace:g} s, so it was stopped"))
 
     def close(self) -> None:
         """No timer is left."""
