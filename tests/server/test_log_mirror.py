@@ -83,6 +83,9 @@ async def test_a_server_that_drains_sends_its_readers_elsewhere(redis_server: Re
             await away.task
         assert away.body.endswith(b"\n\n")
         assert b'"code":"draining"' in away.body.split(b"\n\n")[-2]
+        async with b.get(call.headers["x-headrace-stream"]) as late:
+            await late.task
+        assert (late.status, late.json()["error"]["code"]) == (503, "draining")
         assert len(b.app.resuming.shared.mirrors) == 0  # type: ignore[union-attr]
         a.engine.finish()
         await call.task

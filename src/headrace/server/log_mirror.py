@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.errors import EngineUnavailable, HeadraceError
+from headrace.core.errors import Draining, EngineUnavailable, HeadraceError
 from headrace.core.request import Ask, Told
 from headrace.gateway.guard import Caller
 from headrace.observe.fault import report_fault
@@ -105,6 +105,7 @@ class LogMirrors:
         self._adopt = adopt
         self._clock = clock
         self._mirrors: dict[str, Mirror] = {}
+        self._draining = False
         streams.unread = self._unread
 
     def __len__(self) -> int:
@@ -112,8 +113,9 @@ class LogMirrors:
 
     async def open(self, id: str, caller: Caller) -> StreamLog | None:
         """The log of a stream that another server writes or wrote; None if the caller has none of that name. Raises
-        EngineUnavailable if that cannot be told now."""
+        EngineUnavailable if that cannot be told now, and Draining."""
         owner = owner_of(caller)
+        self._check_draining()
         origin = await self._store.origin(id)
         entries = await self._store.entries(id, 0) if isinstance(origin, Origin) else []
         if origin is None or entries is None:
@@ -123,6 +125,7 @@ class LogMirrors:
         known = self._streams.find(id, owner)
         if known is not None:
             return known
+        self._check_draining()
         source = self._streams.open(owner, id=id, digest=origin.digest)
         source.kept = False
         source.shared_key = origin.key
@@ -134,7 +137,8 @@ class LogMirrors:
         return source
 
     def drain(self, farewell: bytes) -> None:
-        """Send the readers to other servers."""
+        """Send the readers to other servers, those too that are still to come."""
+        self._draining = True
         for mirror in tuple(self._mirrors.values()):
             mirror.log.end("lost", farewell)
             self._unread(mirror.log)
@@ -145,6 +149,10 @@ class LogMirrors:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _check_draining(self) -> None:
+        if self._draining:
+            raise Draining("the server is shutting down; go on reading at another one")
 
     def _unread(self, source: StreamLog) -> None:
         """At once, so that nobody finds what is about to be given up."""
