@@ -316,6 +316,24 @@ def test_an_engine_that_does_not_close_cannot_hold_a_forced_end(monkeypatch: pyt
     assert launch.run(main()) == 128 + signal.SIGTERM
 
 
+def test_a_hand_over_that_does_not_end_cannot_hold_a_forced_end_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "FORCED_S", 0.0)
+
+    async def stuck() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> int:
+        app = server(HandEngine())
+        monkeypatch.setattr(app, "finish", stuck)
+        async with serving(app) as running:
+            await until(lambda: running.service._http.started)
+            running.service.signal(signal.SIGTERM)
+            running.service.signal(signal.SIGTERM)
+            return await running.task
+
+    assert launch.run(main()) == 128 + signal.SIGTERM
+
+
 # Beside ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,10 +11,26 @@ import pytest
 
 from headrace.core.errors import Draining, EngineUnavailable
 from headrace.core.events import Relayed
+from headrace.gateway.guard import Caller
 from headrace.server.streams import LogLimits
 from server.asgi_driver import Call, on_loop, settle
 from server.hand_engine import Hands
 from server.log_servers import NamedGuard, Server, data, frames, nothing_left, one, text
+
+
+class WaitingGuard(NamedGuard):
+    """Nobody is admitted before the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.closed = 0
+
+    async def admit(self, caller: Caller, ask: Any) -> Any:
+        await self.gate.wait()
+        return self
+
+    def close(self, *spent: Any) -> None:
+        self.closed += 1
 
 
 async def over(server: Server) -> None:
@@ -387,6 +404,46 @@ async def test_a_server_that_drains_takes_no_new_one_and_ends_those_there_are() 
     assert reader.body == call.body
     assert msgspec.json.decode(data(call.body)[-1])["error"]["code"] == "draining"
     await server.app.quiet()
+    await over(server)
+
+
+@on_loop
+async def test_what_waits_for_its_permit_while_the_server_drains_gets_none() -> None:
+    guard = WaitingGuard()
+    server = one(guard=guard)
+    async with server.chat(key="k") as call, server.client.chat(stream=True) as plain:
+        await settle()
+        server.app.drain()
+        await server.app.quiet()
+        guard.gate.set()
+        for refused in (call, plain):
+            await refused.task
+            assert (refused.status, error(refused)["code"]) == (503, "draining")
+    assert guard.closed == 2
+    assert server.engine.generations == []
+    await server.app.finish()
+    await over(server)
+
+
+@on_loop
+async def test_a_server_ends_whatever_its_generations_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.resume.CLOSE_S", 0.01)
+    guard = WaitingGuard()
+    server = one(guard=guard)
+    async with server.chat(key="k") as call:
+        await settle()
+        server.app.drain()
+        await server.app.finish()
+        await call.task
+    assert call.status == 503
+    guard.gate.set()
+    server = one(guard=guard)
+    async with server.chat() as call:
+        server.engine.say("a")
+        await settle()
+        await server.app.finish()
+        await call.task
+    assert msgspec.json.decode(data(call.body)[-1])["error"]["code"] == "draining"
     await over(server)
 
 

@@ -258,8 +258,13 @@ class Service:
             async with asyncio.timeout(seconds):
                 await _first(self._app.quiet(), self._forced.wait())
 
+    async def _hurry(self) -> None:
+        """Until a second signal's patience is over."""
+        await self._forced.wait()
+        await asyncio.sleep(FORCED_S)
+
     async def _close(self) -> None:
-        await self._app.finish()
+        await _first(self._app.finish(), self._hurry())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._app.fleet.close(), FORCED_S if self._forced.is_set() else None)
         self._app.close()

@@ -136,7 +136,12 @@ class Producer:
     async def _admit(self, caller: Caller, ask: Ask) -> Permit:
         if self.draining:
             raise Draining("the server is shutting down; try again shortly")
-        return await self._guard.admit(caller, ask)
+        permit = await self._guard.admit(caller, ask)
+        if self.draining:
+            # It waited for its permit meanwhile, and nobody waits for it who waits for those that run.
+            permit.close(0, 0, 0, "rejected")
+            raise Draining("the server is shutting down; try again shortly")
+        return permit
 
     async def _make(self, production: Production, permit: Permit) -> None:
         """The leaving of a client stops it if it is written to that client, and not if it goes into a log."""

@@ -55,6 +55,8 @@ from headrace.server.ticker import Ticker
 
 MAX_KEY = 255
 """Characters of an idempotency key."""
+CLOSE_S = 2.0
+"""At the end of the server: for what still runs to end, to fail, and to be cancelled, each."""
 
 log = logging.getLogger(__name__)
 
@@ -165,14 +167,23 @@ class Resuming:
             )
 
     async def close(self) -> None:
-        """After the last request: what other servers need is handed over, nothing is left."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """After the last request: what other servers need is handed over, nothing is left. It takes a few CLOSE_S at
+        most, whatever the generations that are still there wait for."""
+        ended = Draining("the server is shutting down and could not finish this answer")
+        for end in (None, lambda: self._producer.fail_all(ended), self._cancel):
+            if end is not None and self._tasks:
+                end()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=CLOSE_S)
         if self.shared is not None:
             await self.shared.close()
         self.streams.close()
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     async def _find(self, id: str, caller: Caller) -> StreamLog | None:
         """In this process, or at another server."""
@@ -280,6 +291,9 @@ class Resuming:
             if production.refusal is not None:
                 raise production.refusal
             await self._producer.outlive(production, caller)
+        except asyncio.CancelledError:
+            refusal = Draining("the server is shutting down")
+            raise
         except ClientGone:
             refusal = Abandoned("nobody waits for this stream")
         except HeadraceError as error:
