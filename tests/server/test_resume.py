@@ -16,6 +16,7 @@ from headrace.server.streams import LogLimits
 from server.asgi_driver import Call, on_loop, settle
 from server.hand_engine import Hands
 from server.log_servers import NamedGuard, Server, data, frames, nothing_left, one, text
+from server.test_garbage import kept
 
 
 class WaitingGuard(NamedGuard):
@@ -481,4 +482,23 @@ async def test_the_simple_event_stream_is_stopped_in_its_own_words() -> None:
     async with server.get(call.headers["x-headrace-stream"]) as late:
         await late.task
     assert late.body == call.body
+    await over(server)
+
+
+@on_loop
+async def test_a_refusal_that_nobody_heard_leaves_nothing_for_the_collector() -> None:
+    server = one()
+
+    async def refused(key: str) -> None:
+        async with server.chat(key=key) as call:
+            call.hang_up()
+            await call.task
+        server.engine.fail()
+        await settle()
+
+    await refused("first")
+    with kept() as found:
+        for number in range(10):
+            await refused(str(number))
+    assert found["Production"] == found["StreamLog"] == found["Live"] == 0, found
     await over(server)

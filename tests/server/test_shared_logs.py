@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
-from headrace.gateway.guard import ANYBODY
+import pytest
+
+from headrace.core.errors import EngineUnavailable, RateLimited
+from headrace.gateway.guard import ANYBODY, Caller
 from headrace.server.log_redis import key_hash
 from headrace.server.streams import owner_of
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
-from server.log_servers import sharing, text, writer_of, written
+from server.log_servers import NamedGuard, sharing, text, writer_of, written
 from server.socket_client import until
 
 
@@ -63,6 +67,37 @@ async def test_a_key_whose_server_died_before_it_said_anything_is_soon_free(redi
             a.engine.finish()
             await again.task
         assert again.status == 200
+
+
+class OnceFull(NamedGuard):
+    """Refuses the first one."""
+
+    refused = False
+
+    async def admit(self, caller: Caller, ask: Any) -> Any:
+        if not self.refused:
+            self.refused = True
+            raise RateLimited("too much", limit="rpm", retry_after=1)
+        return await super().admit(caller, ask)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@on_loop
+async def test_a_key_whose_request_was_refused_is_free_at_once(redis_server: RedisServer, begun: bool) -> None:
+    guard = OnceFull()
+    guard.refused = begun
+    async with sharing(redis_server, "a", "b", guard=guard) as (a, b):
+        if begun:
+            a.engine.refusal = EngineUnavailable("not now")
+        async with a.chat(key="k") as call:
+            await call.task
+        assert call.status == (503 if begun else 429)
+        async with b.chat(key="k") as again:
+            await until(lambda: bool(b.engine.generations))
+            b.engine.say("x")
+            b.engine.finish()
+            await again.task
+        assert (again.status, again.headers["x-headrace-stream"]) == (200, "bs1")
 
 
 @on_loop

@@ -84,6 +84,12 @@ class LogWriter:
     def has(self, source: StreamLog) -> bool:
         return source.id in self._writings
 
+    def free(self, source: StreamLog) -> None:
+        """Its key is no longer its own: no further write says so."""
+        writing = self._writings.get(source.id)
+        if writing is not None:
+            writing.key = ""
+
     def over(self, source: StreamLog) -> None:
         """Its generation has ended."""
         writing = self._writings.get(source.id)
@@ -156,7 +162,7 @@ class LogWriter:
         for writing in due:
             handled += 1
             if writing.log.refusal is not None:
-                await self._store.drop(writing.log.id, writing.key)
+                await self._store.drop(writing.log.id, writing.log.shared_key)
                 self._forget(writing)
                 continue
             made = self._put(writing)

@@ -297,12 +297,17 @@ class Resuming:
         except ClientGone:
             refusal = Abandoned("nobody waits for this stream")
         except HeadraceError as error:
-            refusal = error
+            # Its traceback holds this very frame, and with it the whole request, until garbage is collected.
+            refusal = error.with_traceback(None)
         except Exception as error:
             report_fault(log, error, outlet.request_id)
             refusal = InternalError(f"internal error; request {outlet.request_id}")
         finally:
-            self._end(source, outlet, refusal)
+            try:
+                if refusal is not None and not source.begun and self.shared is not None:
+                    await self.shared.free(source)  # before it is told: whoever hears of it may ask again at once
+            finally:
+                self._end(source, outlet, refusal)
 
     def _end(self, source: StreamLog, outlet: LogOutlet, refusal: HeadraceError | None) -> None:
         """`refusal`: why there was no stream, or, of one that another server began, why it cannot be gone on with."""

@@ -64,6 +64,13 @@ class SharedLogs:
         id = await self.store.claim(source.shared_key, source.id, max(CLAIM_S, self.store.lease_s))
         return None if id == source.id else id
 
+    async def free(self, source: StreamLog) -> None:
+        """Give the log's key back: it was refused."""
+        hash = source.shared_key
+        if hash:
+            self.writer.free(source)
+            await self.store.free(hash, source.id)
+
     async def open_soon(self, id: str, caller: Caller) -> StreamLog | None:
         """As `open`, for a stream that is only just being begun at another server."""
         for _ in range(OPEN_TRIES):
