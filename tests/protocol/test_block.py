@@ -11,7 +11,7 @@ import pytest
 from headrace.core.events import Delta
 from headrace.core.request import Options
 from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Usage
-from headrace.protocol.block import blocks_of, cut, event_id, identity_of, parse_id, text_of, weight_of
+from headrace.protocol.block import blocks_of, cut, ending_of, event_id, identity_of, parse_id, text_of, weight_of
 from headrace.protocol.sse import COMMENT, DONE, event
 
 ANSWERS: list[Callable[[], Answer]] = [
@@ -88,3 +88,22 @@ def test_the_simple_event_stream_has_positions_too() -> None:
     assert (text_of(block), weight_of(block)) == ("abcüd", 5)
     assert text_of(cut(block, 3)) == "üd"
     assert weight_of(event(b'{"event":"ttft","value":1.5}')) == 1
+
+
+def test_the_last_event_says_how_an_answer_ended() -> None:
+    stopped = event(b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"headrace":{"ended":"stopped"}}')
+    quoted = event(b'{"choices":[{"index":0,"delta":{"content":"\\"ended\\":\\"stopped\\" [DONE]"}}]}')
+    text, usage = event(b'{"choices":[{"index":0,"delta":{"content":"a"}}]}'), event(b'{"choices":[],"usage":{}}')
+    assert ending_of([]) is ending_of([text]) is ending_of([text, usage]) is ending_of([stopped]) is None
+    assert ending_of([event(b'{"error":null}')]) is ending_of([b"data: nonsense\n\n"]) is None
+    assert ending_of([event(b'{"event":"ttft","value":1}'), event(b'{"tokens":["a"]}')]) is None
+    assert ending_of([text, quoted, DONE]) == ending_of([event(b'{"event":"done"}')]) == "done"
+    assert ending_of([text, stopped, usage, DONE]) == "stopped"
+    assert ending_of([event(b'{"event":"done","headrace":{"ended":"stopped"}}')]) == "stopped"
+    assert ending_of([event(b'{"error":{"code":"abandoned"}}')]) == "abandoned"
+    assert ending_of([event(b'{"error":{"code":"engine_failed"}}')]) == "failed"
+    assert (
+        ending_of([event(b'{"event":"error","error":{"code":"x"}}')])
+        == ending_of([event(b'{"error":"x"}')])
+        == "failed"
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 from headrace.core.events import Delta
 from headrace.core.request import Ask, Generation
 from headrace.gateway.guard import Caller
+from headrace.server.log_redis import Entry, Put
 from redis_server import RedisServer
 from server.asgi_driver import on_loop, settle
 from server.log_servers import NamedGuard, Server, data, frames, sharing, text, writer_of, written
@@ -372,3 +375,127 @@ async def test_what_is_stopped_before_it_is_gone_on_with_stops(redis_server: Red
         async with b.delete(id) as again:
             await again.task
         assert again.json()["status"] == "stopped"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@on_loop
+async def test_an_answer_that_lacks_only_its_end_is_not_made_again(redis_server: RedisServer, plain: bool) -> None:
+    async with sharing(redis_server, "a", "b", "c") as (a, b, c):
+        asked = {"prompt": "hi", "headrace": {"resume": True}}
+        async with a.client.post("/chat/v1/stream", asked) if plain else a.chat() as call:
+            a.engine.say("one ")
+            await settle()
+            a.app.resuming._end = lambda *anything: None  # type: ignore[method-assign]
+            a.engine.finish()
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            (log,) = a.app.resuming.streams
+            await a.die()
+            async with b.get(id) as late:
+                await late.task
+            assert (b'"event":"done"' in late.body) if plain else (data(late.body)[-1] == b"[DONE]")
+            assert late.body.count(b"\n\n") == 3
+            async with c.delete(id) as stop:
+                await stop.task
+            assert stop.json()["status"] == "done"
+            assert b.engine.generations == c.engine.generations == []
+            log.end("done")
+            a.app.resuming.streams.end(log)
+            await call.task
+
+
+@on_loop
+async def test_the_simple_event_stream_says_in_its_own_words_that_nobody_goes_on(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b):
+        async with a.client.post("/chat/v1/stream", {"prompt": "hi", "headrace": {"resume": True}}) as call:
+            a.engine.say("one ")
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        b.engine.ready = False
+        async with b.get(id) as refused:
+            await refused.task
+        last = msgspec.json.decode(refused.body.split(b"\n\n")[-2].removeprefix(b"data: "))
+        assert (last["event"], last["error"]["code"]) == ("error", "engine_unavailable")
+
+
+def block(text: bytes) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text
+
+
+@on_loop
+async def test_who_falls_behind_what_is_kept_says_so_and_leaves_nothing_out(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat() as call:
+        a.engine.say("one ")
+        await settle()
+        await written(a)
+        id = call.headers["x-headrace-stream"]
+        async with b.get(id) as away:
+            await until(lambda: text(away.body) == "one ")
+            assert a.app.resuming.shared is not None
+            assert b.app.resuming.shared is not None
+            entry, entries = Entry(104, block(b"four"), None), a.app.resuming.shared.store
+            put = Put(id, "", b"", 4, 100, True, 60.0, [entry])  # what lies between was let go in the same turn
+            assert await entries.put([put]) == [1]
+            await away.task
+        assert b"four" not in away.body
+        assert away.body.count(b'"code":"gone"') == 1
+        assert len(b.app.resuming.shared.mirrors) == 0
+        async with b.get(id, 4) as again:
+            await again.task
+        assert (again.status, again.json()["error"]["code"]) == (410, "gone")
+        a.engine.finish()
+        await call.task
+
+
+@on_loop
+async def test_who_lives_has_time_to_say_so_when_redis_was_away(redis_server: RedisServer) -> None:
+    async with sharing(redis_server, "a", "b") as (a, b), a.chat() as call:
+        a.engine.say("one ")
+        await settle()
+        await written(a)
+        id = call.headers["x-headrace-stream"]
+        stores = [server.app.resuming.shared.store._shared for server in (a, b)]  # type: ignore[union-attr]
+        for store in stores:
+            store.timeout_s = 0.1
+        b.app.resuming.shared.store.lease_s = 30.0  # type: ignore[union-attr]
+        async with b.get(id) as away:
+            await until(lambda: text(away.body) == "one ")
+            redis_server.signal(signal.SIGSTOP)
+            try:
+                await until(lambda: stores[1].errors > 1)
+            finally:
+                redis_server.signal(signal.SIGCONT)
+            stores[1]._breaker.success()
+            for _ in range(5):
+                stores[0]._breaker.failure(time.monotonic())
+            await stores[1].client.delete(f"headrace:stream:{{{id}}}:lease")
+            looked = LookingStore(b)
+            await looked.looks(2)
+            stores[0]._breaker.success()
+            a.engine.say("two ")
+            await until(lambda: text(away.body) == "one two ")
+            a.engine.finish()
+            await away.task
+        await call.task
+        assert b.engine.generations == []
+
+
+class LookingStore:
+    """Counts how often a server looked whether a stream is still written."""
+
+    def __init__(self, server: Server) -> None:
+        assert server.app.resuming.shared is not None
+        self._store = server.app.resuming.shared.store
+        self._held = self._store.held
+        self._count = 0
+        self._store.held = self._look  # type: ignore[method-assign]
+
+    async def _look(self, id: str) -> bool | None:
+        self._count += 1
+        return await self._held(id)
+
+    async def looks(self, count: int) -> None:
+        await until(lambda: self._count >= count)

@@ -9,11 +9,15 @@ its text has the same position, so a reader of one server can go on behind anoth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import msgspec
 
 from headrace.protocol import sse
 
 _FIELDS = (b"data:", b"event:")
+_STOPPED = b'"ended":"stopped"'
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -34,6 +38,16 @@ class _Chunk(msgspec.Struct, gc=False):
 class _Head(msgspec.Struct, gc=False):
     id: str
     created: int
+
+
+class _Ours(msgspec.Struct, gc=False):
+    ended: str | None = None
+
+
+class _Last(msgspec.Struct, gc=False):
+    event: str | None = None
+    error: Any = None
+    headrace: _Ours | None = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -72,6 +86,24 @@ def identity_of(block: bytes) -> tuple[str, int] | None:
     except msgspec.DecodeError:
         return None
     return head.id, head.created
+
+
+def ending_of(blocks: Sequence[bytes]) -> Literal["done", "stopped", "abandoned", "failed"] | None:
+    """How an answer ended that was told in these blocks; None: it has no end yet, more is to be told."""
+    last = blocks[-1] if blocks else b""
+    if last == sse.DONE:
+        # Inside of text the quotation marks would be escaped.
+        return "stopped" if any(_STOPPED in block for block in blocks) else "done"
+    try:
+        end = msgspec.json.decode(last.partition(b"data: ")[2], type=_Last)
+    except msgspec.DecodeError:
+        return None
+    if end.error is not None:
+        code = end.error.get("code") if isinstance(end.error, dict) else None
+        return "abandoned" if code == "abandoned" else "stopped" if code == "stopped" else "failed"
+    if end.event != "done":
+        return None
+    return "stopped" if end.headrace is not None and end.headrace.ended == "stopped" else "done"
 
 
 def weight_of(block: bytes) -> int:

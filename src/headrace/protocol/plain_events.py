@@ -97,6 +97,11 @@ def chat_fields(fields: Mapping[str, Any], *, model: str) -> dict[str, Any]:
     }
 
 
+def plain_error_event(error: HeadraceError) -> bytes:
+    """The event that ends such a stream that failed after its first byte."""
+    return sse.event(b'{"event":"error",' + envelope(error)[1:])
+
+
 class PlainEvents(Encoder):
     """The encoder of one response.
 
@@ -149,7 +154,7 @@ class PlainEvents(Encoder):
         return self._last + sse.event(sse.json_value(done))
 
     def error(self, error: HeadraceError) -> bytes:
-        return self._last + sse.event(b'{"event":"error",' + envelope(error)[1:])
+        return self._last + plain_error_event(error)
 
     def joined(self, chunks: Sequence[bytes]) -> bytes:
         out: list[bytes] = []

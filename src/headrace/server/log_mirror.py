@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.errors import Draining, EngineUnavailable, HeadraceError
+from headrace.core.errors import Draining, EngineUnavailable, Gone, HeadraceError
 from headrace.core.request import Ask, Told
 from headrace.gateway.guard import Caller
 from headrace.observe.fault import report_fault
-from headrace.protocol.block import identity_of, text_of, weight_of
-from headrace.protocol.envelope import error_event
-from headrace.server.log_redis import Entry, LogStore, Origin
+from headrace.protocol.block import ending_of, identity_of, text_of, weight_of
+from headrace.protocol.plain_events import plain_error_event
+from headrace.server.log_redis import Entry, LogStore, Origin, Put, State
 from headrace.server.streamlog import StreamLog
 from headrace.server.streams import Streams, owner_of
 
@@ -42,6 +43,10 @@ class Adopt(Protocol):
     def __call__(
         self, source: StreamLog, origin: Origin, ask: Ask, caller: Caller, refusal: HeadraceError | None, ids: int, /
     ) -> None: ...
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down; go on reading at another one")
 
 
 def no_answer() -> EngineUnavailable:
@@ -63,15 +68,21 @@ class Mirror:
     length: int = 0
     stated: int = 0
     """Position up to which the states tell of it."""
+    behind: bool = False
+    """What comes next is no longer there."""
     task: asyncio.Task[None] | None = None
 
     def take(self, entries: list[Entry]) -> None:
-        """What Redis has next. The end, if it is among them, ends the log."""
+        """What Redis has next, up to what is missing. The end, if it is among them, ends the log."""
         source = self.log
         for entry in entries:
+            start = entry.position - (weight_of(entry.block) if entry.block else 1)
+            if source.last == 0 and start > 0:
+                source.first = source.last = start  # its beginning is no longer kept
+            elif start > source.last:
+                self.behind = True
+                return
             if entry.block:
-                if source.last == 0 and (start := entry.position - weight_of(entry.block)) > 0:
-                    source.first = source.last = start  # its beginning is no longer kept
                 source.append(entry.block, entry.position)
             state = entry.state
             if state is None:
@@ -106,6 +117,8 @@ class LogMirrors:
         self._clock = clock
         self._mirrors: dict[str, Mirror] = {}
         self._draining = False
+        self._broken = -math.inf
+        """When Redis last did not answer."""
         streams.unread = self._unread
 
     def __len__(self) -> int:
@@ -119,6 +132,7 @@ class LogMirrors:
         origin = await self._store.origin(id)
         entries = await self._store.entries(id, 0) if isinstance(origin, Origin) else []
         if origin is None or entries is None:
+            self._broken = self._clock()
             raise no_answer()
         if not isinstance(origin, Origin) or origin.owner != owner:
             return None
@@ -128,6 +142,8 @@ class LogMirrors:
         self._check_draining()
         source = self._streams.open(owner, id=id, digest=origin.digest)
         source.kept = False
+        if origin.plain:
+            source.error_event = plain_error_event
         source.shared_key = origin.key
         source.begin(())
         mirror = Mirror(source, origin, caller)
@@ -136,11 +152,12 @@ class LogMirrors:
         mirror.task = asyncio.get_running_loop().create_task(self._run(mirror))
         return source
 
-    def drain(self, farewell: bytes) -> None:
+    def drain(self) -> None:
         """Send the readers to other servers, those too that are still to come."""
         self._draining = True
+        error = _draining()
         for mirror in tuple(self._mirrors.values()):
-            mirror.log.end("lost", farewell)
+            mirror.log.end("lost", mirror.log.error_event(error))
             self._unread(mirror.log)
 
     async def close(self) -> None:
@@ -152,7 +169,7 @@ class LogMirrors:
 
     def _check_draining(self) -> None:
         if self._draining:
-            raise Draining("the server is shutting down; go on reading at another one")
+            raise _draining()
 
     def _unread(self, source: StreamLog) -> None:
         """At once, so that nobody finds what is about to be given up."""
@@ -178,23 +195,29 @@ class LogMirrors:
                 del self._mirrors[source.id]
                 return
         except HeadraceError as error:
-            farewell = error_event(error)
+            farewell = source.error_event(error)
         except Exception as error:
             report_fault(log, error, source.id)
-            farewell = error_event(EngineUnavailable("the stream cannot be read at the moment; try again"))
+            farewell = source.error_event(EngineUnavailable("the stream cannot be read at the moment; try again"))
         finally:
             if self._mirrors.get(source.id) is mirror:
                 self._close(mirror, farewell)
 
     async def _follow(self, mirror: Mirror) -> bool:
-        """To its end, or True: it is ours now. Raises EngineUnavailable."""
+        """To its end, or True: it is ours now. Raises EngineUnavailable, Gone."""
         source, store = mirror.log, self._store
         heard = self._clock()
+        if store.down:
+            self._broken = heard
         seconds = 0.001  # who is gone already need not be waited for
         while source.ended is None:
+            asked = self._clock()
             entries = await store.wait(source.id, source.last, seconds)
+            late = asked + seconds + store.lease_s / 4
             seconds = min(WAIT_S, store.lease_s / 2)
             held = True if entries else await store.held(source.id)
+            if entries is None or held is None or self._clock() > late:
+                self._broken = self._clock()
             if entries is None or held is None:
                 if self._clock() - heard > PATIENCE * store.lease_s:
                     raise no_answer()
@@ -202,7 +225,11 @@ class LogMirrors:
                 continue
             heard = self._clock()
             mirror.take(entries)
-            if not held and source.ended is None and await self._take(mirror):
+            if mirror.behind:
+                raise Gone("what comes next in this stream was let go before this server had it")
+            # A Redis that was away took no lease's prolongation: who lives has a lease's time to make up for it.
+            known = self._clock() - self._broken >= store.lease_s
+            if not held and known and source.ended is None and await self._take(mirror):
                 return True
         return False
 
@@ -212,9 +239,22 @@ class LogMirrors:
         if await self._store.take(source.id) is not True:
             return False
         entries: list[Entry] | None = []
-        while source.ended is None and (entries := await self._store.entries(source.id, source.last)):
+        while (
+            source.ended is None
+            and not mirror.behind
+            and (entries := await self._store.entries(source.id, source.last))
+        ):
             mirror.take(entries)
-        if entries is None or source.ended is not None:
+        if entries is None or source.ended is not None or mirror.behind:
+            return False
+        blocks = source.since(source.first)
+        if (reason := ending_of([block for _, block in blocks])) is not None:
+            # It died between its last event and saying that this was the last: only that is missing.
+            end = Entry(source.last + 1, b"", State(end=reason))
+            await self._store.put(
+                [Put(source.id, origin.key, b"", source.last, 0, False, self._streams.limits.keep_s, [end])]
+            )
+            mirror.take([end])
             return False
         refusal: HeadraceError | None = None
         told: Told | None = None
@@ -224,7 +264,7 @@ class LogMirrors:
             refusal = error
         source.kept = True
         self._streams.figures.adopted += 1
-        if blocks := source.since(source.first):
+        if blocks:
             # The answer's name is what its reader saw: it may be that of a server behind the one that is gone.
             origin = msgspec.structs.replace(origin, identity=identity_of(blocks[0][1]) or origin.identity)
         ids = 0 if told is None or told.ids is None else len(told.ids)

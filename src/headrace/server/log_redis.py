@@ -184,6 +184,11 @@ class LogStore:
         self._token = token.encode()
         self._lease_ms = max(1, int(lease_s * 1000))
 
+    @property
+    def down(self) -> bool:
+        """It did not answer last time."""
+        return self._shared.down
+
     # Writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put(self, puts: Sequence[Put]) -> list[int] | None:

@@ -17,7 +17,6 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.core.errors import Gone
-from headrace.protocol.envelope import error_event
 from headrace.server.exchange import ClientGone, Exchange, Receive
 from headrace.server.stream import STREAM_HEADERS, STREAM_NAME, StreamLimits
 from headrace.server.streamlog import Bell, StreamLog
@@ -136,7 +135,7 @@ class Reader:
             except Gone as error:
                 # It was too slow for what is kept, or what it had of a server gone did not come again.
                 self._exchange.record.outcome = "error"
-                await self._write(error_event(error), more=False)
+                await self._write(self._log.error_event(error), more=False)
                 return
             ended = source.ended is not None and position >= source.last
             if body or ended:

@@ -38,12 +38,13 @@ from headrace.gateway.shared import SharedRedis
 from headrace.observe.fault import report_fault
 from headrace.observe.stream_metrics import How
 from headrace.protocol.block import is_position, parse_id
-from headrace.protocol.envelope import error_event
+from headrace.protocol.plain_events import plain_error_event
 from headrace.server.attempts import Attempts, Encoding, openai_answer
 from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import Live
 from headrace.server.log_redis import Origin
 from headrace.server.outlet import LogOutlet
+from headrace.server.plain import PATH as PLAIN_PATH
 from headrace.server.plain import plain_encoding
 from headrace.server.production import Producer, Production
 from headrace.server.reader import Reader
@@ -101,6 +102,8 @@ class Resuming:
             await self._again(exchange, known, digest, 0)
             return
         source = self.streams.open(owner, key=key, digest=digest)
+        if exchange.path == PLAIN_PATH:
+            source.error_event = plain_error_event
         if key and self.shared is not None:
             elsewhere = await self._claim(source, exchange.caller)
             if elsewhere is not None:
@@ -162,9 +165,7 @@ class Resuming:
     def drain(self) -> None:
         """What is written elsewhere can be read elsewhere too."""
         if self.shared is not None:
-            self.shared.mirrors.drain(
-                error_event(Draining("the server is shutting down; go on reading at another one"))
-            )
+            self.shared.mirrors.drain()
 
     async def close(self) -> None:
         """After the last request: what other servers need is handed over, nothing is left. It takes a few CLOSE_S at
@@ -319,9 +320,9 @@ class Resuming:
         elif not source.begun:
             source.refuse(refusal)
         elif isinstance(refusal, ServiceError | RateLimited):
-            source.end("lost", error_event(refusal))  # another server, or a later try, may do better
+            source.end("lost", source.error_event(refusal))  # another server, or a later try, may do better
         else:
-            source.append(error_event(refusal))
+            source.append(source.error_event(refusal))
             source.end(_why(refusal) or "failed")
         self.streams.end(source)
         if self.shared is not None:

@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 from headrace.core.errors import Gone, HeadraceError
 from headrace.protocol.block import cut, weight_of
+from headrace.protocol.envelope import error_event
 
 OVERHEAD = 96
 """Bytes that a block costs beside its own: objects and their places in two lists."""
@@ -80,6 +81,8 @@ class StreamLog:
         """Told of blocks and of the end."""
         self.due: float | None = None
         """When something must be done about it: its end is old, or nobody reads it."""
+        self.error_event = error_event
+        """How an error is said in it."""
         self.digest = b""
         """Of the request that it answers."""
         self.key = ""
