@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.core.errors import Abandoned, HeadraceError
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import Abandoned, Gone, HeadraceError
 from headrace.gateway.guard import Caller
 from headrace.observe.stream_metrics import StreamFigures
 from headrace.server.streamlog import StreamLog
@@ -140,5 +144,81 @@ async def test_who_still_reads_keeps_what_is_forgotten() -> None:
     assert them.find("x", "o") is None
     assert log.bytes > 0
     them.leave(log, reader)
+    assert them.figures.bytes == 0
+    them.close()
+
+
+class Unwalked(dict[str, StreamLog]):
+    """Nobody looks at all of them."""
+
+    def values(self) -> Any:
+        raise AssertionError("all of them were looked at")
+
+
+@on_loop
+async def test_what_is_not_due_is_not_looked_at() -> None:
+    them, clock = streams(keep_s=10, grace_s=5)
+    for number in range(3):
+        ended(them, f"s{number}")
+        clock.advance(4)
+    log, reader = them.open("o", id="live"), Following()
+    them._logs = Unwalked(them._logs)
+    log.writer = writer = Writer()
+    for _ in range(2):
+        them.join(log, reader)
+        them.leave(log, reader)
+    them._fire()
+    assert (them.find("s0", "o"), them.find("s1", "o") is None) == (None, False)
+    assert them._timer is not None
+    clock.advance(5)
+    them._fire()
+    assert len(writer.failed) == 1
+    assert them.find("s1", "o") is None
+    assert them.find("s2", "o") is not None
+    them.close()
+
+
+@on_loop
+async def test_a_slow_reader_of_what_has_ended_costs_nobody_else_anything() -> None:
+    them, clock = streams(total_bytes=40_000, keep_s=1)
+    slow = []
+    for number in range(20):
+        clock.advance(0.1)
+        log, reader = ended(them, f"s{number}", 5000), Following()
+        them.join(log, reader)
+        slow.append((log, reader))
+        clock.advance(0.1)
+        them.sweep(clock.now)
+    assert them.figures.bytes <= 40_000
+    live = them.open("o", id="live")
+    for _ in range(100):
+        live.append(block("x" * 100))
+    assert live.first == 0
+    assert them.figures.bytes <= 40_000
+    with pytest.raises(Gone):
+        slow[0][0].read(0, 100)
+    for log, reader in slow:
+        them.leave(log, reader)
+    them.forget(live)
+    clock.advance(2)
+    them.sweep(clock.now)
+    assert them.figures.bytes == 0
+    assert not them._lingering
+    them.close()
+
+
+@on_loop
+async def test_a_log_that_is_forgotten_takes_no_other_of_its_name_along() -> None:
+    them, _ = streams()
+    old, reader = them.open("o", id="x"), Following()
+    old.kept = False
+    old.append(block("x"))
+    them.join(old, reader)
+    old.end("lost")
+    them.end(old)
+    new = them.open("o", id="x")
+    them.leave(old, reader)
+    them.forget(old)
+    assert them.find("x", "o") is new
     assert them.figures.bytes == 0
     them.close()

@@ -4,8 +4,9 @@
               │ nobody reads         ▲    └ sooner, oldest first, when all together are over total_bytes
               └── grace_s ─ stopped ─┘
 
-Rules: whoever is not the owner finds nothing, as if it had never been. What is due is done by `sweep`; one timer, armed
-only while something will be due.
+Rules: whoever is not the owner finds nothing, as if it had never been. What is due is done by `sweep`, which looks at
+nothing else; one timer, armed only while something will be due. Of what has ended the oldest makes room first, whoever
+still reads it: a slow reader must not cost others their streams.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -69,6 +71,11 @@ class Streams:
         self._logs: dict[str, StreamLog] = {}
         self._keys: dict[tuple[str, str], StreamLog] = {}
         self._plain: dict[str, tuple[str, Callable[[HeadraceError], None]]] = {}
+        # Both in the order of their `due`, because what is added last has as long to wait as all before it.
+        self._ended: OrderedDict[StreamLog, None] = OrderedDict()
+        self._unread: OrderedDict[StreamLog, None] = OrderedDict()
+        self._lingering: OrderedDict[StreamLog, None] = OrderedDict()
+        """Forgotten, and still read, or written elsewhere."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -108,22 +115,28 @@ class Streams:
             return
         if log.kept:
             self.figures.ended[log.ended or "failed"] += 1
-        self._due(log, self.limits.keep_s)
+        self._unread.pop(log, None)
+        self._due(log, self._ended, self.limits.keep_s)
         self._shrink()
 
     def forget(self, log: StreamLog) -> None:
         """Nobody finds it any more; those who read it are not disturbed."""
-        if self._logs.pop(log.id, None) is None:
+        if self._logs.get(log.id) is not log:
             return
+        del self._logs[log.id]
         if log.key and self._keys.get((log.owner, log.key)) is log:
             del self._keys[log.owner, log.key]
         self.figures.kept -= 1
         log.due = None
+        self._ended.pop(log, None)
+        self._unread.pop(log, None)
+        self._lingering[log] = None
         self.tidy(log)
 
     def tidy(self, log: StreamLog) -> None:
         """Give the memory back of one that nobody finds, reads or writes elsewhere any more."""
-        if log.id not in self._logs and not log.readers and log.changed is None:
+        if self._logs.get(log.id) is not log and not log.readers and log.changed is None:
+            self._lingering.pop(log, None)
             log.clear()
 
     # Readers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,16 +146,17 @@ class Streams:
         self.figures.readers += 1
         if log.ended is None:
             log.due = None
+            self._unread.pop(log, None)
 
     def leave(self, log: StreamLog, reader: Follower) -> None:
         log.readers.discard(reader)
         self.figures.readers -= 1
         if log.readers:
             return
-        if log.id not in self._logs:
+        if self._logs.get(log.id) is not log:
             self.tidy(log)
         elif log.ended is None and log.kept:
-            self._due(log, self.limits.grace_s)
+            self._due(log, self._unread, self.limits.grace_s)
         else:
             self.release(log)
 
@@ -172,15 +186,13 @@ class Streams:
 
     def sweep(self, now: float) -> None:
         """Do what is due at `now`."""
-        for log in self:
-            if log.due is None or now < log.due:
-                continue
+        while (log := _first_due(self._ended, now)) is not None:
+            self.forget(log)
+        while (log := _first_due(self._unread, now)) is not None:
+            del self._unread[log]
             log.due = None
-            if log.ended is not None:
-                self.forget(log)
-            elif not log.readers:
-                grace = self.limits.grace_s
-                log.fail(Abandoned(f"nobody read this stream for {grace:g} s, so it was stopped"))
+            grace = self.limits.grace_s
+            log.fail(Abandoned(f"nobody read this stream for {grace:g} s, so it was stopped"))
 
     def close(self) -> None:
         """No timer is left."""
@@ -188,8 +200,10 @@ class Streams:
             self._timer.cancel()
             self._timer = None
 
-    def _due(self, log: StreamLog, seconds: float) -> None:
+    def _due(self, log: StreamLog, queue: OrderedDict[StreamLog, None], seconds: float) -> None:
         log.due = self._clock() + seconds
+        queue[log] = None
+        queue.move_to_end(log)
         if self._timer is None or log.due < self._timer_due:
             self._arm(log.due)
 
@@ -201,9 +215,9 @@ class Streams:
     def _fire(self) -> None:
         self._timer = None
         self.sweep(self._clock())
-        due = min((log.due for log in self._logs.values() if log.due is not None), default=None)
-        if due is not None:
-            self._arm(due)
+        firsts = [next(iter(queue)).due for queue in (self._ended, self._unread) if queue]
+        if firsts:
+            self._arm(min(due for due in firsts if due is not None))
 
     # Bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,11 +232,19 @@ class Streams:
         if figures.bytes <= most:
             return
         most -= most // 16  # so that not every further event has to make room
-        for log in sorted((log for log in self if log.ended is not None), key=lambda log: log.due or 0.0):
+        for log in (*self._lingering, *self._ended):
             if figures.bytes <= most:
                 return
             self.forget(log)
+            self._lingering.pop(log, None)
+            log.clear()  # who still reads it is told so
         for log in sorted(self, key=lambda log: -log.bytes):
             if figures.bytes <= most:
                 return
             log.shrink(max(0, log.bytes - (figures.bytes - most)))
+
+
+def _first_due(queue: OrderedDict[StreamLog, None], now: float) -> StreamLog | None:
+    """The first one, if its time has come."""
+    first = next(iter(queue), None)
+    return None if first is None or first.due is None or now < first.due else first
