@@ -36,6 +36,9 @@ def test_a_query_is_read_with_its_numbers() -> None:
     assert query_fields(b"prompt=7&temperature=1&max_tokens=x&window=-1") == {
         "prompt": "7", "temperature": 1, "max_tokens": "x", "window": -1,
     }  # fmt: skip
+    assert query_fields(b"resume=true") == {"resume": True}
+    assert query_fields(b"resume=false") == {"resume": False}
+    assert query_fields(b"resume=1") == {"resume": "1"}
     assert query_fields(b"") == {}
 
 
@@ -67,6 +70,12 @@ def test_a_prompt_becomes_a_chat() -> None:
     }
 
 
+def test_resume_is_ours() -> None:
+    fields = chat_fields({"prompt": "hi", "resume": True, "headrace": {"timings": True}}, model="only")
+    assert fields["headrace"] == {"timings": True, "resume": True}
+    assert "resume" not in fields
+
+
 def test_messages_stay_as_they_are() -> None:
     fields = chat_fields({"messages": [USER], "model": "m", "headrace": {"cache": False}, "stream": True}, model="o")
     assert (fields["messages"], fields["model"], fields["headrace"]) == ([USER], "m", {"cache": False})
@@ -85,6 +94,8 @@ def test_messages_stay_as_they_are() -> None:
         ({"prompt": "hi", "window": 257}, "window"),
         ({"prompt": "hi", "window": "3"}, "window"),
         ({"prompt": "hi", "window": 2, "headrace": {"pace": "adaptive"}}, "window"),
+        ({"prompt": "hi", "resume": "1"}, "resume"),
+        ({"prompt": "hi", "resume": True, "headrace": {"resume": True}}, "resume"),
         ({"prompt": "hi", "headrace": []}, "headrace"),
         ({"prompt": "hi", "stream": False}, "stream"),
         ({"prompt": "hi", "stream": 1}, "stream"),

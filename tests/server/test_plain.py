@@ -104,7 +104,7 @@ def _named(name: str) -> Any:
 @pytest.mark.parametrize(
     ("query", "param"),
     [("", "prompt"), ("prompt=a&max_tokens=x", "max_tokens"), ("prompt=a&max_tokens=0", "max_tokens"),
-     ("prompt=a&temperature=2.5", "temperature"), ("prompt=a&window=0", "window")],
+     ("prompt=a&temperature=2.5", "temperature"), ("prompt=a&window=0", "window"), ("prompt=a&resume=1", "resume")],
 )  # fmt: skip
 @on_loop
 async def test_refusals_are_honest_statuses(query: str, param: str) -> None:
@@ -194,6 +194,37 @@ async def test_an_event_source_that_has_it_all_is_told_to_leave_off() -> None:
         await call.task
         assert (call.status, call.body) == (200, b"")
     assert len(engine.generations) == 1
+
+
+@on_loop
+async def test_an_event_source_goes_on_by_itself_where_its_connection_broke() -> None:
+    engine = HandEngine()
+    app = server(engine)
+    address = f"{PATH}?prompt=hi&resume=true"
+    async with Client(app).get(address) as first:
+        engine.say("Once")
+        await settle()
+        first.hang_up()
+        await first.task
+    said = [block.split(b"\n") for block in first.body.split(b"\n\n") if block.startswith(b"id: ")]
+    assert [data[6:] for _, data in said][1:] == [b'{"tokens":["Once"]}']
+    last = said[-1][0][4:]
+    async with Client(app).get(address, headers=[(b"last-event-id", last)]) as second:
+        engine.say(" upon")
+        await settle()
+        engine.finish()
+        await second.task
+    assert [event.get("tokens") for event in second.events()] == [[" upon"], None]
+    assert len(engine.generations) == 1
+    end = second.body.rstrip().split(b"\n")[-2]
+    assert end.startswith(b"id: ")
+    async with Client(app).get(address, headers=[(b"last-event-id", end[4:])]) as third:
+        await third.task
+        assert (third.status, third.body) == (204, b"")
+    async with Client(app).get(f"{PATH}?prompt=ho&resume=true", headers=[(b"last-event-id", last)]) as other:
+        await other.task
+        assert other.status == 409
+    app.resuming.streams.close()
 
 
 @on_uvloop

@@ -24,20 +24,22 @@ from headrace.core.events import Delta, FinishReason, Relayed
 from headrace.protocol import sse
 from headrace.protocol.answer import Encoder, Usage
 from headrace.protocol.envelope import envelope
-from headrace.protocol.fields import MAX_WINDOW, Field, integer, mapping, text, wrong
+from headrace.protocol.fields import MAX_WINDOW, Field, boolean, integer, mapping, text, wrong
 
 END_ID = b"done"
 """What an EventSource says in `Last-Event-ID` after a whole answer."""
 MAX_PARAMETERS = 64
 NUMBERS = ("max_tokens", "temperature", "window")
-PARAMETERS = ("model", "prompt", "system", *NUMBERS)
+PARAMETERS = ("model", "prompt", "system", *NUMBERS, "resume")
 """What a query may hold; what else is in it is ignored."""
 
 PROMPT: Field[str | None] = Field("prompt", text, None)
 SYSTEM: Field[str | None] = Field("system", text, None)
 WINDOW: Field[int] = Field("window", integer(1, MAX_WINDOW), 1)
+RESUME: Field[bool] = Field("resume", boolean, False)
 OURS: Field[Mapping[str, Any]] = Field("headrace", mapping, {})
 
+_BOOLEANS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 """Inside of text a quotation mark would be escaped."""
@@ -60,6 +62,8 @@ def query_fields(query: bytes) -> dict[str, Any]:
             raise InvalidRequest(f"{name} stands twice in the query", param=name)
         number = _NUMBER.fullmatch(value) if name in NUMBERS else None
         fields[name] = value if number is None else float(value) if number[1] else int(value)
+        if name == "resume":
+            fields[name] = _BOOLEANS.get(value, value)
     return fields
 
 
@@ -80,12 +84,16 @@ def chat_fields(fields: Mapping[str, Any], *, model: str) -> dict[str, Any]:
         if ours.get("pace") is not None:
             raise InvalidRequest("window and headrace.pace say the same thing; send one of them", param="window")
         ours["pace"] = f"window:{window}"
+    if fields.get("resume") is not None:
+        if ours.get("resume") is not None:
+            raise InvalidRequest("resume and headrace.resume say the same thing; send one of them", param="resume")
+        ours["resume"] = RESUME.read(fields)
     messages = given
     if prompt is not None:
         messages = [{"role": "user", "content": prompt}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-    rest = {name: value for name, value in fields.items() if name not in ("prompt", "system", "window")}
+    rest = {name: value for name, value in fields.items() if name not in ("prompt", "system", "window", "resume")}
     named = fields.get("model")
     return {
         **rest,
