@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 import msgspec
@@ -11,11 +12,15 @@ import pytest
 
 from headrace.core.errors import Draining, EngineUnavailable
 from headrace.core.events import Relayed
+from headrace.core.request import Ask
 from headrace.gateway.guard import Caller
+from headrace.server.attempts import LONG_BODY
+from headrace.server.resume import _encode
 from headrace.server.streams import LogLimits
 from server.asgi_driver import Call, on_loop, settle
 from server.hand_engine import Hands
 from server.log_servers import NamedGuard, Server, data, frames, nothing_left, one, text
+from server.socket_client import until
 from server.test_garbage import kept
 
 
@@ -502,3 +507,27 @@ async def test_a_refusal_that_nobody_heard_leaves_nothing_for_the_collector() ->
             await refused(str(number))
     assert found["Production"] == found["StreamLog"] == found["Live"] == 0, found
     await over(server)
+
+
+@on_loop
+async def test_a_long_request_is_told_from_others_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def encode(path: str, ask: Ask, kept: bool) -> tuple[bytes, bytes | None]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return _encode(path, ask, kept)
+
+    monkeypatch.setattr("headrace.server.resume._encode", encode)
+    server = one()
+    for size in (1, LONG_BODY):
+        async with server.chat(key="k", messages=[{"role": "user", "content": "hi"}], user="x" * size) as call:
+            await until(lambda size=size: len(threads) > (size > 1))  # type: ignore[misc]
+            await until(lambda: bool(server.engine.live) or call.task.done())
+            if size == 1:
+                server.engine.say("a")
+                server.engine.finish()
+            await call.task
+        assert call.status == (200 if size == 1 else 409)
+    assert threads == [True, False]
+    await over(server)
+    server.app.close()

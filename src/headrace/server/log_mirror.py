@@ -144,7 +144,7 @@ class LogMirrors:
         source.kept = False
         if origin.plain:
             source.error_event = plain_error_event
-        source.shared_key = origin.key
+        source.shared_key, source.request = origin.key, origin.fields
         source.begin(())
         mirror = Mirror(source, origin, caller)
         mirror.take(entries)

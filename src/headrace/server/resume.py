@@ -39,7 +39,7 @@ from headrace.observe.fault import report_fault
 from headrace.observe.stream_metrics import How
 from headrace.protocol.block import is_position, parse_id
 from headrace.protocol.plain_events import plain_error_event
-from headrace.server.attempts import Attempts, Encoding, openai_answer
+from headrace.server.attempts import LONG_BODY, Attempts, Encoding, openai_answer
 from headrace.server.exchange import ClientGone, Exchange
 from headrace.server.live import Live
 from headrace.server.log_redis import Origin
@@ -89,8 +89,8 @@ class Resuming:
 
     async def post(self, exchange: Exchange, ask: Ask, identity: tuple[str, int], encoding: Encoding) -> None:
         """A request for a resumable stream: a new one, or one that is known."""
-        owner, key, digest = owner_of(exchange.caller), _key(exchange), _digest(exchange.path, ask)
-        last = _last_event(exchange)
+        owner, key, last = owner_of(exchange.caller), _key(exchange), _last_event(exchange)
+        digest, request = await self._encoded(exchange.path, ask)
         if last is not None:
             found = await self._find(last[0], exchange.caller)
             if found is None:
@@ -102,6 +102,7 @@ class Resuming:
             await self._again(exchange, known, digest, 0)
             return
         source = self.streams.open(owner, key=key, digest=digest)
+        source.request = request
         if exchange.path == PLAIN_PATH:
             source.error_event = plain_error_event
         if key and self.shared is not None:
@@ -181,6 +182,13 @@ class Resuming:
         self.streams.close()
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _encoded(self, path: str, ask: Ask) -> tuple[bytes, bytes | None]:
+        """What tells the request from others, and what other servers must know of it, if there are any."""
+        kept = self.shared is not None and ask.size <= self.streams.limits.max_bytes
+        if ask.size < LONG_BODY:
+            return _encode(path, ask, kept)
+        return await asyncio.get_running_loop().run_in_executor(None, _encode, path, ask, kept)
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -262,20 +270,11 @@ class Resuming:
         record, timeline = origin.record(self._clock())
         outlet = LogOutlet(source, origin.request_id, record, timeline)
         encoding = plain_encoding(timeline, self._clock) if origin.plain else openai_answer
-        self._run(
-            Production(
-                outlet,
-                ask,
-                origin.identity,
-                source.id,
-                encoding,
-                family=origin.family,
-                log=source,
-                refusal=refusal,
-                ids=ids,
-            ),
-            caller,
-        )
+        production = Production(
+            outlet, ask, origin.identity, source.id, encoding,
+            family=origin.family, log=source, refusal=refusal, ids=ids,
+        )  # fmt: skip
+        self._run(production, caller)
 
     def _run(self, production: Production, caller: Caller) -> None:
         task = asyncio.get_running_loop().create_task(self._produce(production, caller))
@@ -383,9 +382,10 @@ def _after(exchange: Exchange) -> int:
     return int(given[0])
 
 
-def _digest(path: str, ask: Ask) -> bytes:
-    """Tells one request from another, however its JSON is written."""
-    return hashlib.sha256(msgspec.json.encode([path, ask.fields], order="deterministic")).digest()[:16]
+def _encode(path: str, ask: Ask, kept: bool) -> tuple[bytes, bytes | None]:
+    """A digest that is the same however the request's JSON is written; and that JSON, in its order, if `kept`."""
+    digest = hashlib.sha256(msgspec.json.encode([path, ask.fields], order="deterministic")).digest()[:16]
+    return digest, msgspec.json.encode(ask.fields) if kept else None
 
 
 async def _tell(exchange: Exchange, id: str, status: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-import msgspec
-
 from headrace.core.clock import Clock
 from headrace.gateway.guard import Caller
 from headrace.gateway.shared import SharedRedis
@@ -39,7 +37,7 @@ class SharedLogs:
     ) -> None:
         """A generation begins to fill the log. `ids`: tokens that Redis was told of by the server before."""
         ask, key = attempts.ask, source.shared_key
-        fields = msgspec.json.encode(ask.fields) if ask.size <= self._streams.limits.max_bytes else None
+        fields, source.request = source.request, None  # from here on who writes it keeps it
 
         def origin() -> bytes:
             return packed(

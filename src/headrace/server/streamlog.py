@@ -85,6 +85,8 @@ class StreamLog:
         """How an error is said in it."""
         self.digest = b""
         """Of the request that it answers."""
+        self.request: bytes | None = None
+        """Its JSON, for other servers; None: too large to be kept."""
         self.key = ""
         """The idempotency key it was asked with."""
         self.shared_key = ""
