@@ -77,7 +77,7 @@ class OnceFull(NamedGuard):
     async def admit(self, caller: Caller, ask: Any) -> Any:
         if not self.refused:
             self.refused = True
-            raise RateLimited("too much", limit="rpm", retry_after=1)
+            raise RateLimited("too much", limit="requests", retry_after=1)
         return await super().admit(caller, ask)
 
 
