@@ -120,6 +120,27 @@ async def test_a_body_that_comes_slowly_and_steadily_is_waited_for() -> None:
 
 
 @on_uvloop
+async def test_head_and_body_have_each_its_own_time() -> None:
+    async with serving(server(HandEngine())) as running:
+        connection = await running.connect()
+        await until(lambda: bool(running.service._http.server_state.connections))
+        wire = only(running)
+        timers = [wire._timer]
+        for piece in (START, b"Content-Length: 4\r\n\r\n"):
+            connection.writer.write(piece)
+            await until(lambda: wire._timer is not timers[-1])
+            timers.append(wire._timer)
+        connection.writer.write(b"a")
+        await until(lambda: wire._body == 1)
+        assert None not in timers
+        assert wire._timer is timers[-1], "not each byte"
+        assert all(timer.cancelled() for timer in timers[:-1] if timer is not None)
+        connection.writer.write(b"bcd")
+        assert (await connection.answer())[0] == 400
+        assert wire._timer is None
+
+
+@on_uvloop
 async def test_a_request_that_is_complete_is_under_no_clock_of_the_wire() -> None:
     engine = HandEngine()
     async with serving(server(engine), head_timeout_s=SOON_S) as running:

@@ -72,7 +72,8 @@ class WireProtocol(HttpToolsProtocol):
     """One connection."""
 
     head_timeout_s = HEAD_TIMEOUT_S
-    """From a request's first byte, or the connection's beginning, to the end of its head."""
+    """From the connection's beginning to a request, from its first byte to the end of its head, then for each
+    `MIN_BODY` of its body."""
 
     _message = False
     """A request has begun and is not complete."""
@@ -150,6 +151,7 @@ class WireProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._disarm()  # its head has a time of its own, whatever the connection did before
         self._message = self._in_head = True
         self._head = self._body = self._seen = 0
 
@@ -177,6 +179,7 @@ class WireProtocol(HttpToolsProtocol):
             return
         before = self.cycle
         super().on_headers_complete()
+        self._disarm()  # and so has its body
         self._in_head = False
         if self.cycle is not before:
             channel = Channel(self, self.cycle)
