@@ -170,6 +170,37 @@ async def test_an_answer_before_the_end_of_its_request_leaves_no_connection_for_
 
 
 @on_uvloop
+async def test_who_was_not_asked_for_its_body_is_told_that_nothing_more_is_read() -> None:
+    inner = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(inner)
+    async with serving(server(HandEngine(), key="k")) as running:
+        connection = await running.connect()
+        connection.writer.write(head)
+        status, headers, _ = await connection.answer()
+        assert (status, headers["connection"]) == (401, "close")
+        assert await connection.reader.read() == b""
+        prompt = await running.connect()
+        prompt.writer.write(head + inner)
+        status, headers, _ = await prompt.answer()
+        assert (status, headers.get("connection")) == (401, None), "it did not wait: all of it was read"
+        await prompt.request("GET", "/healthz")
+        assert (await prompt.answer())[0] == 200
+    engine = HandEngine()
+    async with serving(server(engine)) as running:
+        connection = await running.connect()
+        connection.writer.write(head)
+        assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.writer.write(inner)
+        status, headers, _ = await connection.answer()
+        assert (status, headers.get("connection")) == (400, None), "it was asked: all of it was read"
+        large = await running.connect()
+        large.writer.write(START + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n")
+        raw = await large.reader.readuntil(b"\r\n\r\n")
+        assert raw.startswith(b"HTTP/1.1 413 ")
+        assert raw.count(b"connection: close") == 1
+
+
+@on_uvloop
 async def test_a_client_that_leaves_is_heard_of_without_a_task() -> None:
     engine = HandEngine()
     app = server(engine)

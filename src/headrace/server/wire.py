@@ -21,7 +21,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.exchange import ABORT, CHANNEL, GONE
+from headrace.server.exchange import ABORT, CHANNEL, GONE, UNASKED
 from headrace.server.head import (
     MALFORMED,
     MAX_HEAD,
@@ -66,6 +66,11 @@ class Channel:
     def write(self, body: bytes) -> None:
         """Send a piece that is not the last one. Only if `ready`."""
         self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def unasked(self) -> bool:
+        """UNASKED, see `exchange`: nothing of the body has come, and nobody asked for it."""
+        cycle = self._cycle
+        return cycle.waiting_for_100_continue and cycle.more_body and not cycle.body
 
 
 class WireProtocol(HttpToolsProtocol):
@@ -183,7 +188,9 @@ class WireProtocol(HttpToolsProtocol):
         self._in_head = False
         if self.cycle is not before:
             channel = Channel(self, self.cycle)
-            extensions = {ABORT: self.transport.abort, CHANNEL: channel, GONE: self.watch}
+            extensions: dict[str, Any] = {ABORT: self.transport.abort, CHANNEL: channel, GONE: self.watch}
+            if self.expect_100_continue:
+                extensions[UNASKED] = channel.unasked
             cast("dict[str, Any]", self.scope)["extensions"] = extensions
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
