@@ -201,6 +201,33 @@ async def test_who_was_not_asked_for_its_body_is_told_that_nothing_more_is_read(
 
 
 @on_uvloop
+async def test_a_client_that_knows_no_chunks_gets_none() -> None:
+    body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    old = START.replace(b"1.1", b"1.0")
+    engine = HandEngine()
+    async with serving(server(engine)) as running:
+        connection = await running.connect()
+        connection.writer.write(old + b"Connection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: bool(engine.generations))
+        engine.say("x")
+        status, headers = await connection.head()
+        assert (status, headers["connection"]) == (200, "close")
+        assert not {"transfer-encoding", "content-length"} & headers.keys()
+        assert (await connection.reader.readuntil(b"\n\n")).startswith(b"data: {")
+        for _ in range(3):
+            engine.say("y")
+            assert b'"y"' in await connection.reader.readuntil(b"\n\n")
+        engine.finish()
+        rest = await connection.reader.read()
+        assert rest.startswith(b"data: {")
+        assert rest.endswith(b"\n\ndata: [DONE]\n\n")
+        whole = await running.connect()
+        whole.writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert (await whole.answer())[0] == 200
+        assert await whole.reader.read() == b""
+
+
+@on_uvloop
 async def test_a_client_that_leaves_is_heard_of_without_a_task() -> None:
     engine = HandEngine()
     app = server(engine)

@@ -73,6 +73,29 @@ class Channel:
         return cycle.waiting_for_100_continue and cycle.more_body and not cycle.body
 
 
+class Unframed:
+    """`app` for one HTTP/1.0 client, which knows no chunks: a body of unknown length ends with its connection."""
+
+    def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        cycle, unframed = self._cycle, False
+
+        async def bare(message: Any) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name != b"content-length" for name, _ in message["headers"])
+                if unframed:
+                    cycle.chunked_encoding = False  # so that it adds no header, and no `Channel` is ready
+            elif unframed:
+                cycle.expected_content_length = len(message["body"])  # what comes is what was to come
+            await send(message)
+
+        await self._app(scope, receive, bare)
+
+
 class WireProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -194,6 +217,10 @@ class WireProtocol(HttpToolsProtocol):
             cast("dict[str, Any]", self.scope)["extensions"] = extensions
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, Unframed(app, cycle) if old else app)
 
     def on_body(self, body: bytes) -> None:
         self._framing -= len(body)
