@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
+
+import httptools
+import pytest
 
 from headrace.server.head import MAX_HEAD
 from headrace.server.stream import StreamLimits
@@ -12,6 +16,7 @@ from server.socket_client import Running, on_uvloop, serving, until
 
 START = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 SOON_S = 0.05
+PARSER = httptools.HttpRequestParser
 
 
 def only(running: Running) -> WireProtocol:
@@ -225,6 +230,47 @@ async def test_a_client_that_knows_no_chunks_gets_none() -> None:
         whole.writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert (await whole.answer())[0] == 200
         assert await whole.reader.read() == b""
+
+
+class Fed:
+    """A parser that shows what goes into it."""
+
+    def __init__(self, protocol: object, fed: list[Any]) -> None:
+        self._parser = PARSER(protocol)
+        self._fed = fed
+
+    def feed_data(self, data: Any) -> None:
+        self._fed.append(data)
+        self._parser.feed_data(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+def test_what_follows_a_wish_for_another_protocol_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+    one = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    number = 50
+
+    @on_uvloop
+    async def run() -> None:
+        async with serving(server(HandEngine())) as running:
+            connection = await running.connect()
+            await until(lambda: bool(running.service._http.server_state.connections))
+            wire = only(running)
+            wire.parser = Fed(wire, fed)  # type: ignore[assignment]
+            data = one * number
+            with monkeypatch.context() as patch:
+                patch.setattr(httptools, "HttpRequestParser", lambda of: Fed(of, fed))
+                wire.data_received(data)
+            for _ in range(number):
+                assert (await connection.answer())[0] == 200
+            views = [piece for piece in fed if isinstance(piece, memoryview)]
+            assert [len(view) for view in views] == [len(one) * left for left in range(number, 0, -1)]
+            assert all(view.obj is data for view in views)
+            assert sum(len(piece) for piece in fed if isinstance(piece, bytes)) < len(data)
+
+    run()
 
 
 @on_uvloop

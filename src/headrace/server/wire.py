@@ -165,17 +165,21 @@ class WireProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         """Raises HttpParserError."""
-        while True:
+        rest = memoryview(
+            data
+        )  # thousands of wishes may stand one behind the other: what follows is not copied for each
+        while rest:
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # The parser takes what follows for another protocol. Nobody has to agree to one: so the same head goes
                 # in again without the wish. Some clients ask for HTTP/2 in this way with every request.
-                data = self._plain + data[upgrade.args[0] :]
-                self._plain = b""
+                rest = rest[upgrade.args[0] :]
+                plain, self._plain = self._plain, b""
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(plain)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
