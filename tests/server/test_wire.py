@@ -7,6 +7,8 @@ from typing import Any
 import httptools
 import pytest
 
+from headrace.observe.metrics import WIRE_STATUSES
+from headrace.server import head
 from headrace.server.head import MAX_HEAD
 from headrace.server.stream import StreamLimits
 from headrace.server.wire import MIN_BODY, WireProtocol, protocol
@@ -177,15 +179,15 @@ async def test_an_answer_before_the_end_of_its_request_leaves_no_connection_for_
 @on_uvloop
 async def test_who_was_not_asked_for_its_body_is_told_that_nothing_more_is_read() -> None:
     inner = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(inner)
+    begun = START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(inner)
     async with serving(server(HandEngine(), key="k")) as running:
         connection = await running.connect()
-        connection.writer.write(head)
+        connection.writer.write(begun)
         status, headers, _ = await connection.answer()
         assert (status, headers["connection"]) == (401, "close")
         assert await connection.reader.read() == b""
         prompt = await running.connect()
-        prompt.writer.write(head + inner)
+        prompt.writer.write(begun + inner)
         status, headers, _ = await prompt.answer()
         assert (status, headers.get("connection")) == (401, None), "it did not wait: all of it was read"
         await prompt.request("GET", "/healthz")
@@ -193,7 +195,7 @@ async def test_who_was_not_asked_for_its_body_is_told_that_nothing_more_is_read(
     engine = HandEngine()
     async with serving(server(engine)) as running:
         connection = await running.connect()
-        connection.writer.write(head)
+        connection.writer.write(begun)
         assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.writer.write(inner)
         status, headers, _ = await connection.answer()
@@ -274,6 +276,27 @@ def test_what_follows_a_wish_for_another_protocol_is_not_copied_for_each(monkeyp
 
 
 @on_uvloop
+async def test_what_the_wire_refuses_is_counted() -> None:
+    app = server(HandEngine())
+    async with serving(app, head_timeout_s=SOON_S) as running:
+        long = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * MAX_HEAD)
+        for sent in (b"?\r\n\r\n", b"P", START, long):
+            connection = await running.connect()
+            connection.writer.write(sent)
+            await connection.head()
+        chunks = await running.connect()
+        await chunks.request("GET", "/metrics")
+        _, headers = await chunks.head()
+        text = (await chunks.reader.readexactly(int(headers["content-length"]))).decode()
+    counts = [line.split()[1] for line in text.splitlines() if line.startswith("headrace_wire_refused_total{")]
+    assert counts == ["1.0", "2.0", "1.0", "0.0", "0.0"], "400, 408, 431, 501, 505"
+
+
+def test_each_refusal_has_its_series() -> None:
+    assert {one.status for one in vars(head).values() if isinstance(one, head.Fault)} == set(WIRE_STATUSES)
+
+
+@on_uvloop
 async def test_a_client_that_leaves_is_heard_of_without_a_task() -> None:
     engine = HandEngine()
     app = server(engine)
@@ -304,5 +327,5 @@ async def test_who_asks_after_the_client_has_left_hears_of_it_at_once() -> None:
 
 
 def test_a_protocol_has_its_own_time() -> None:
-    assert protocol(3.0).head_timeout_s == 3.0
+    assert protocol(3.0, print).head_timeout_s == 3.0
     assert WireProtocol.head_timeout_s != 3.0

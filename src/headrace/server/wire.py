@@ -103,6 +103,9 @@ class WireProtocol(HttpToolsProtocol):
     """From the connection's beginning to a request, from its first byte to the end of its head, then for each
     `MIN_BODY` of its body."""
 
+    refused: Callable[[int], None] = staticmethod(lambda status: None)
+    """Told the status of each refusal, also of one whose answer has no place."""
+
     _message = False
     """A request has begun and is not complete."""
     _in_head = False
@@ -255,6 +258,7 @@ class WireProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._deaf = True
+        self.refused(fault.status)
         cycle = self.cycle
         if cycle is not None and self._message and not self._in_head:
             # The running request's own body, unless others wait before it.
@@ -315,6 +319,6 @@ class WireProtocol(HttpToolsProtocol):
         self._refuse(TOO_SLOW)
 
 
-def protocol(head_timeout_s: float) -> type[WireProtocol]:
-    """A WireProtocol with another `head_timeout_s`."""
-    return type("WireProtocol", (WireProtocol,), {"head_timeout_s": head_timeout_s})
+def protocol(head_timeout_s: float, refused: Callable[[int], None]) -> type[WireProtocol]:
+    """A WireProtocol with these."""
+    return type("WireProtocol", (WireProtocol,), {"head_timeout_s": head_timeout_s, "refused": staticmethod(refused)})
