@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from acceptance.asking import CHAT, Asking, on_loop
@@ -14,7 +15,7 @@ from headrace.gateway.upstream import Upstream
 from headrace.observe.accesslog import AccessLog
 from headrace.observe.metrics import Metrics
 from headrace.server.app import App
-from server.socket_client import serving
+from server.socket_client import serving, until
 from upstreams import Play, Request, chat_events, models, stream, upstream, whole
 
 
@@ -52,6 +53,35 @@ async def test_an_alias_of_two_servers() -> None:
                 assert answer.text == "other"
                 assert answer.done
             assert len(a.asked(CHAT)) < 9, "it is left alone after it failed"
+        await pool.close()
+
+
+@on_loop
+async def test_a_full_engine_is_passed_over() -> None:
+    gate = asyncio.Event()
+
+    def held(request: Request) -> Play:
+        if request.path == "/v1/models":
+            return models()
+        if not request.json["stream"]:
+            return whole({"choices": []})  # the warming
+        return stream(chat_events(["x", "y"]), gate=gate, gated=3)
+
+    async with upstream(held) as a, upstream(held) as b:
+        pool = Pool(build, time.monotonic)
+        for name, there in (("a", a), ("b", b)):
+            pool.declare(EngineSpec(name, "openai", "up", "up", url=there.url, flavour="vllm", max_concurrency=1))
+        pool.lead(AliasSpec(ALIAS, {"a": 1.0, "b": 1.0}))
+        for name in ("a", "b"):
+            await pool.load(name)
+        app = App(pool, Metrics({}), AccessLog(time.time))
+        async with serving(app) as running, Asking(f"http://127.0.0.1:{running.port}", ALIAS, None).calls() as client:
+            begun = [asyncio.create_task(client.chat(stream=True)) for _ in range(2)]
+            await until(lambda: all(len(there.asked(CHAT)) == 2 for there in (a, b)))
+            assert (await client.chat(stream=True)).status == 503, "both have all that they may"
+            gate.set()
+            assert [(await one).text for one in begun] == ["xy", "xy"]
+            assert (await client.chat(stream=True)).text == "xy"
         await pool.close()
 
 

@@ -299,27 +299,3 @@ async def test_the_request_id_goes_along() -> None:
     async with relaying(lambda _: stream(chat_events(["x"]))) as scene:
         await scene.chat(stream=True, headers={"x-request-id": "abc-1"})
         assert scene.there["a"].requests[-1].headers["x-request-id"] == "abc-1"
-
-
-@on_loop
-async def test_a_full_engine_is_passed_over() -> None:
-    gate = asyncio.Event()
-    events = chat_events(["x", "y"])
-
-    def held(_: Request) -> Play:
-        return stream(events, gate=gate, gated=3)
-
-    async with relaying(held, lambda _: stream(events), max_concurrency=1) as scene:
-        wire = await scene.connect()
-        await wire.chat(stream=True)
-        await wire.head()
-        (await scene.ask()).check_whole("xy")
-        assert scene.fleet.ends == [("a", "refused"), ("b", "ok")]
-        gate.set()
-        body = b"".join([chunk async for chunk in _chunks(wire)])
-        Got(200, body).check_whole("xy")
-
-
-async def _chunks(wire: Any) -> Any:
-    while chunk := await wire.chunk():
-        yield chunk

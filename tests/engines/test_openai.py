@@ -158,11 +158,15 @@ def test_urls(url: str, authority: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "a:80", "ftp://a", "http://", "http://u:p@a/v1", "http://a/v1?k=v", "http://a:x", "http://a\r\nb", "http://ä"],
-)
+    [
+        "", "a:80", "ftp://a", "http://", "http://u:p@a/v1", "http://:p@a/v1", "http://@a/v1", "http://a/v1?k=v",
+        "http://a/v1?", "http://a/v1#x", "http://a/v1#", "http://a:x", "http://a\r\nb", "http://ä",
+    ],
+)  # fmt: skip
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(StartupError, match="url"):
+    with pytest.raises(StartupError, match="url: should read") as caught:
         parse_url(url)
+    assert ":p@" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["a\r\nx: y", "a b", "ä"])

@@ -46,6 +46,27 @@ async def test_a_frozen_server_costs_one_timeout_and_is_tried_again_later(redis_
 
 
 @on_loop
+async def test_a_trial_that_fails_by_itself_is_not_the_last_one(redis_server: RedisServer) -> None:
+    clock = ManualClock()
+    shared = SharedRedis(redis_server.url, clock, timeout_s=30.0)
+
+    async def wrong(client: Redis) -> bool:
+        raise ValueError("what it gave cannot be read")
+
+    redis_server.signal(signal.SIGSTOP)
+    try:
+        assert await shared.call(ping, timeout_s=0.1) is None
+    finally:
+        redis_server.signal(signal.SIGCONT)
+    clock.advance(60.0)
+    with pytest.raises(ValueError, match="cannot be read"):
+        await shared.call(wrong)
+    assert await shared.call(ping) is True
+    assert not shared.down
+    await shared.close()
+
+
+@on_loop
 async def test_who_gives_up_a_call_leaves_the_breaker_as_it_was(redis_server: RedisServer) -> None:
     shared = SharedRedis(redis_server.url, ManualClock(), timeout_s=30.0)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 
 from headrace.server import collector
-from headrace.server.collector import ENOUGH, NEVER, TOO_MANY, Collector
+from headrace.server.collector import ENOUGH, MAX_GROWN, NEVER, TOO_MANY, Collector, resident
 from server.asgi_driver import on_loop, settle
 
 
@@ -13,7 +13,8 @@ class Scene:
     def __init__(self) -> None:
         self.busy = False
         self.collected = 0
-        self.collector = Collector(lambda: self.busy, collect=self._collect)
+        self.memory = 10**9
+        self.collector = Collector(lambda: self.busy, collect=self._collect, memory=lambda: self.memory)
 
     def _collect(self) -> None:
         self.collected += 1
@@ -86,6 +87,38 @@ async def test_waits_while_somebody_is_answered_but_not_for_ever() -> None:
     finally:
         scene.collector.stop()
         gc.unfreeze()
+
+
+@on_loop
+async def test_a_server_that_is_never_idle_collects_when_it_has_grown() -> None:
+    scene = Scene()
+    scene.busy = True
+    scene.collector.start()
+    try:
+        scene.younger(ENOUGH)
+        scene.memory += MAX_GROWN - 1
+        await settle()
+        assert scene.collected == 0
+        scene.memory += 1
+        scene.collector._look()
+        assert scene.collected == 1
+
+        scene.younger(ENOUGH)
+        await settle()
+        assert scene.collected == 1, "it has grown no more since then"
+        scene.memory -= 2 * MAX_GROWN
+        scene.collector._look()
+        assert scene.collected == 1
+        scene.memory += MAX_GROWN
+        scene.collector._look()
+        assert scene.collected == 2, "what it had at the last one may have been given back since"
+    finally:
+        scene.collector.stop()
+        gc.unfreeze()
+
+
+def test_the_memory_that_it_has() -> None:
+    assert 2**20 < resident() < 2**40
 
 
 @on_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.server.exchange import ABORT, CHANNEL
+from headrace.server.reader import Reader
 from headrace.server.stream import StreamLimits
 from headrace.server.streams import LogLimits
 from server.asgi_driver import Call, Client, on_loop, settle
@@ -133,6 +134,39 @@ async def test_a_silent_stream_beats_without_an_empty_line() -> None:
         server.engine.finish()
         await call.task
         assert text(call.body) == "ab"
+    server.app.resuming.streams.close()
+
+
+@on_loop
+async def test_a_silent_reader_is_left_alone_until_its_heartbeat_which_wakes_no_task() -> None:
+    clock = Hands()
+    server, channel = one(clock=clock, limits=StreamLimits(heartbeat_s=15, write_timeout_s=60)), HandChannel()
+    ticker = server.app.ticker
+    async with Client(server.app, extensions={CHANNEL: channel}).chat(stream=True, headrace=RESUME) as call:
+        channel.call = call
+        (reader,) = (member for member in ticker._where if isinstance(member, Reader))
+        assert reader.tick(clock.now) == clock.now + 15, "it has no head"
+        server.engine.say("a")
+        await settle()
+        begun, before = clock.now, call.body
+        clock.now += 3
+        assert reader.tick(clock.now) == begun + 15
+        clock.now += 12
+        assert reader.tick(clock.now) == clock.now + 15
+        assert call.body == before + b": hb\n"
+        channel.open = False
+        clock.now += 15
+        assert reader.tick(clock.now) is None
+        call.gate.clear()
+        await settle()
+        assert reader.tick(clock.now + 1) == clock.now + 16, "what begins now is due by then"
+        clock.now += 59
+        assert reader.tick(clock.now) == clock.now + 1
+        call.gate.set()
+        await settle()
+        assert call.body == before + b": hb\n" * 2
+        server.engine.finish()
+        await call.task
     server.app.resuming.streams.close()
 
 

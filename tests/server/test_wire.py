@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
+import httptools
+import pytest
+
+from headrace.observe.metrics import WIRE_STATUSES
+from headrace.server import head
 from headrace.server.head import MAX_HEAD
 from headrace.server.stream import StreamLimits
 from headrace.server.wire import MIN_BODY, WireProtocol, protocol
@@ -12,6 +18,7 @@ from server.socket_client import Running, on_uvloop, serving, until
 
 START = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 SOON_S = 0.05
+PARSER = httptools.HttpRequestParser
 
 
 def only(running: Running) -> WireProtocol:
@@ -120,6 +127,27 @@ async def test_a_body_that_comes_slowly_and_steadily_is_waited_for() -> None:
 
 
 @on_uvloop
+async def test_head_and_body_have_each_its_own_time() -> None:
+    async with serving(server(HandEngine())) as running:
+        connection = await running.connect()
+        await until(lambda: bool(running.service._http.server_state.connections))
+        wire = only(running)
+        timers = [wire._timer]
+        for piece in (START, b"Content-Length: 4\r\n\r\n"):
+            connection.writer.write(piece)
+            await until(lambda: wire._timer is not timers[-1])
+            timers.append(wire._timer)
+        connection.writer.write(b"a")
+        await until(lambda: wire._body == 1)
+        assert None not in timers
+        assert wire._timer is timers[-1], "not each byte"
+        assert all(timer.cancelled() for timer in timers[:-1] if timer is not None)
+        connection.writer.write(b"bcd")
+        assert (await connection.answer())[0] == 400
+        assert wire._timer is None
+
+
+@on_uvloop
 async def test_a_request_that_is_complete_is_under_no_clock_of_the_wire() -> None:
     engine = HandEngine()
     async with serving(server(engine), head_timeout_s=SOON_S) as running:
@@ -146,6 +174,126 @@ async def test_an_answer_before_the_end_of_its_request_leaves_no_connection_for_
         assert wire.timeout_keep_alive_task is not None
         await connection.request("GET", "/healthz")
         assert (await connection.answer())[0] == 200
+
+
+@on_uvloop
+async def test_who_was_not_asked_for_its_body_is_told_that_nothing_more_is_read() -> None:
+    inner = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    begun = START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(inner)
+    async with serving(server(HandEngine(), key="k")) as running:
+        connection = await running.connect()
+        connection.writer.write(begun)
+        status, headers, _ = await connection.answer()
+        assert (status, headers["connection"]) == (401, "close")
+        assert await connection.reader.read() == b""
+        prompt = await running.connect()
+        prompt.writer.write(begun + inner)
+        status, headers, _ = await prompt.answer()
+        assert (status, headers.get("connection")) == (401, None), "it did not wait: all of it was read"
+        await prompt.request("GET", "/healthz")
+        assert (await prompt.answer())[0] == 200
+    engine = HandEngine()
+    async with serving(server(engine)) as running:
+        connection = await running.connect()
+        connection.writer.write(begun)
+        assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.writer.write(inner)
+        status, headers, _ = await connection.answer()
+        assert (status, headers.get("connection")) == (400, None), "it was asked: all of it was read"
+        large = await running.connect()
+        large.writer.write(START + b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n")
+        raw = await large.reader.readuntil(b"\r\n\r\n")
+        assert raw.startswith(b"HTTP/1.1 413 ")
+        assert raw.count(b"connection: close") == 1
+
+
+@on_uvloop
+async def test_a_client_that_knows_no_chunks_gets_none() -> None:
+    body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    old = START.replace(b"1.1", b"1.0")
+    engine = HandEngine()
+    async with serving(server(engine)) as running:
+        connection = await running.connect()
+        connection.writer.write(old + b"Connection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: bool(engine.generations))
+        engine.say("x")
+        status, headers = await connection.head()
+        assert (status, headers["connection"]) == (200, "close")
+        assert not {"transfer-encoding", "content-length"} & headers.keys()
+        assert (await connection.reader.readuntil(b"\n\n")).startswith(b"data: {")
+        for _ in range(3):
+            engine.say("y")
+            assert b'"y"' in await connection.reader.readuntil(b"\n\n")
+        engine.finish()
+        rest = await connection.reader.read()
+        assert rest.startswith(b"data: {")
+        assert rest.endswith(b"\n\ndata: [DONE]\n\n")
+        whole = await running.connect()
+        whole.writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert (await whole.answer())[0] == 200
+        assert await whole.reader.read() == b""
+
+
+class Fed:
+    """A parser that shows what goes into it."""
+
+    def __init__(self, protocol: object, fed: list[Any]) -> None:
+        self._parser = PARSER(protocol)
+        self._fed = fed
+
+    def feed_data(self, data: Any) -> None:
+        self._fed.append(data)
+        self._parser.feed_data(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+def test_what_follows_a_wish_for_another_protocol_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+    one = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    number = 50
+
+    @on_uvloop
+    async def run() -> None:
+        async with serving(server(HandEngine())) as running:
+            connection = await running.connect()
+            await until(lambda: bool(running.service._http.server_state.connections))
+            wire = only(running)
+            wire.parser = Fed(wire, fed)  # type: ignore[assignment]
+            data = one * number
+            with monkeypatch.context() as patch:
+                patch.setattr(httptools, "HttpRequestParser", lambda of: Fed(of, fed))
+                wire.data_received(data)
+            for _ in range(number):
+                assert (await connection.answer())[0] == 200
+            views = [piece for piece in fed if isinstance(piece, memoryview)]
+            assert [len(view) for view in views] == [len(one) * left for left in range(number, 0, -1)]
+            assert all(view.obj is data for view in views)
+            assert sum(len(piece) for piece in fed if isinstance(piece, bytes)) < len(data)
+
+    run()
+
+
+@on_uvloop
+async def test_what_the_wire_refuses_is_counted() -> None:
+    app = server(HandEngine())
+    async with serving(app, head_timeout_s=SOON_S) as running:
+        long = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * MAX_HEAD)
+        for sent in (b"?\r\n\r\n", b"P", START, long):
+            connection = await running.connect()
+            connection.writer.write(sent)
+            await connection.head()
+        chunks = await running.connect()
+        await chunks.request("GET", "/metrics")
+        _, headers = await chunks.head()
+        text = (await chunks.reader.readexactly(int(headers["content-length"]))).decode()
+    counts = [line.split()[1] for line in text.splitlines() if line.startswith("headrace_wire_refused_total{")]
+    assert counts == ["1.0", "2.0", "1.0", "0.0", "0.0"], "400, 408, 431, 501, 505"
+
+
+def test_each_refusal_has_its_series() -> None:
+    assert {one.status for one in vars(head).values() if isinstance(one, head.Fault)} == set(WIRE_STATUSES)
 
 
 @on_uvloop
@@ -179,5 +327,5 @@ async def test_who_asks_after_the_client_has_left_hears_of_it_at_once() -> None:
 
 
 def test_a_protocol_has_its_own_time() -> None:
-    assert protocol(3.0).head_timeout_s == 3.0
+    assert protocol(3.0, print).head_timeout_s == 3.0
     assert WireProtocol.head_timeout_s != 3.0

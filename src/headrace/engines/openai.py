@@ -47,9 +47,10 @@ def parse_url(url: str, *, tls: ssl.SSLContext | None = None) -> tuple[Origin, s
         port = parts.port
     except ValueError:
         raise StartupError("url: should read http://HOST:PORT/v1") from None
-    plain = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or not plain:
-        raise StartupError("url: should read http://HOST:PORT/v1 or https://…, without a key or a query in it")
+    # Looked for in the text itself: an empty name, query or fragment is none to whoever splits it.
+    plain = url.isascii() and url.isprintable() and not any(sign in url for sign in " @?#")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        raise StartupError("url: should read http://HOST:PORT/v1 or https://…, without a key, ? or # in it")
     secure = parts.scheme == "https"
     context = (tls or ssl.create_default_context()) if secure else None
     return Origin(parts.hostname, port or (443 if secure else 80), context), api_path(parts.path)

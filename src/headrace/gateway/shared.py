@@ -105,8 +105,9 @@ class SharedRedis:
         except (RedisError, OSError) as error:
             self._failed(error)
             return None
-        except asyncio.CancelledError:
-            # Not its fault, and no success either: the next call finds out.
+        except BaseException:
+            # Given up, or `make` failed by itself: not its fault, and no success either. The next call finds out; if
+            # this one was the trial, and that was not taken back, there would never be another.
             self._breaker.forget()
             raise
         self._breaker.success()

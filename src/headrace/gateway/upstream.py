@@ -20,7 +20,6 @@ from headrace.core.clock import Clock
 from headrace.core.errors import (
     EngineUnavailable,
     HeadraceError,
-    Overloaded,
     RequestError,
     ServiceError,
     StartupError,
@@ -84,7 +83,7 @@ class _Cards(msgspec.Struct):
 
 class Upstream:
     """`name`: the engine's, for the log; `url`, `model`: where and what it serves; `flavour` "auto": found out at
-    start; `max_concurrency` 0: no limit; `tls` replaces the usual trust. Raises StartupError."""
+    start; `tls` replaces the usual trust. Raises StartupError."""
 
     kind: Kind = "openai"
     clock_offset = 0.0
@@ -98,7 +97,6 @@ class Upstream:
         *,
         key: str = "",
         flavour: str = "auto",
-        max_concurrency: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         known = [one for one in FLAVOURS if one == flavour]
@@ -115,7 +113,6 @@ class Upstream:
         self.lives = Lives()
         self._detect = not known
         self._started = False
-        self._max_concurrency = max_concurrency
 
     # Life ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,16 +183,10 @@ class Upstream:
         return Work((sending,), n, 0)
 
     def submit(self, part: Generation | Call, sink: Sink) -> None:
-        """Raises Overloaded, UpstreamFailed, EngineUnavailable."""
+        """Raises UpstreamFailed, EngineUnavailable."""
         assert isinstance(part, Sending), "what `prepare` made"
         if not self._started:
             raise EngineUnavailable("the engine is not there any more; try again shortly")
-        most = self._max_concurrency
-        if most and self.server.running >= most:
-            raise Overloaded(
-                f"the engine answers {self.server.running} requests, its limit is {most}; try again later",
-                reason="queue_full",
-            )
         self.server.submit(part, sink)
 
     def cancel(self, rid: int) -> None:

@@ -36,6 +36,7 @@ STAGE_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, *TTFT_BOUNDS)
 ITL_BOUNDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 PACE_BOUNDS = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0, 10.0)
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+WIRE_STATUSES = (400, 408, 431, 501, 505)
 
 Row = tuple[str, str, Callable[[EngineStats], float]]
 ENGINE_GAUGES: tuple[Row, ...] = (
@@ -103,6 +104,7 @@ class Metrics:
         self._requests: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
         self._limited: Counter[str] = Counter()
+        self._wire: Counter[int] = Counter()
         self._ttft = Histogram(TTFT_BOUNDS)
         self._stages = {stage: Histogram(STAGE_BOUNDS) for stage in STAGES}
         self._itl = Histogram(ITL_BOUNDS)
@@ -132,6 +134,10 @@ class Metrics:
         self._itl.observe_all(record.gaps)
         self._pace.observe_all(record.delays)
 
+    def wire_refusal(self, status: int) -> None:
+        """Count one request that was refused before it was one."""
+        self._wire[status] += 1
+
     def lag(self, late: float) -> None:
         """The event loop ran a timer `late` s after its time."""
         self._lag.observe(late)
@@ -160,6 +166,12 @@ class Metrics:
         for limit in LIMITS:
             limited.add_metric((limit,), self._limited[limit])
         yield limited
+        wire = CounterMetricFamily(
+            "headrace_wire_refused", "Connections closed because of what came there for a request.", labels=("status",)
+        )
+        for status in WIRE_STATUSES:
+            wire.add_metric((str(status),), self._wire[status])
+        yield wire
         yield _histogram("headrace_ttft_seconds", "First byte of a streamed request to its first text.", self._ttft)
         stages = HistogramMetricFamily("headrace_stage_seconds", "Time to the first text by stage.", labels=("stage",))
         for stage, histogram in self._stages.items():

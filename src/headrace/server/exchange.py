@@ -43,6 +43,9 @@ CHANNEL = "headrace.channel"
 GONE = "headrace.gone"
 """ASGI extension of our own protocol class: takes a function that is called once when the client leaves, or None."""
 
+UNASKED = "headrace.unasked"
+"""ASGI extension of our own protocol class: does the client wait to be asked for its body (`Expect: 100-continue`)?"""
+
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 SWALLOW_S = 2.0
 """How long a client whose body was refused may go on sending before its connection is closed."""
@@ -82,6 +85,7 @@ class Exchange:
         self.abort: Callable[[], None] | None = extensions.get(ABORT)
         self.channel: Channel | None = extensions.get(CHANNEL)
         self.on_gone: Callable[[Callable[[], None] | None], None] | None = extensions.get(GONE)
+        self._unasked: Callable[[], bool] | None = extensions.get(UNASKED)
         given = self.values(b"x-request-id")
         valid = len(given) == 1 and _REQUEST_ID.fullmatch(given[0])
         self.request_id = given[0].decode() if valid else new_id()
@@ -111,6 +115,10 @@ class Exchange:
         self.started = True
         self.record.status = status
         head = [(b"x-request-id", self.request_id.encode()), *self.extra, *headers]
+        if self._unasked is not None and self._unasked() and CLOSE not in head:
+            # It may send the body all the same, or take this for the end and go on with a next request: nobody can
+            # tell which it is, so nothing more is read.
+            head.append(CLOSE)
         await self._hand_over({"type": "http.response.start", "status": status, "headers": head})
 
     async def write(self, body: bytes, *, more: bool) -> None:

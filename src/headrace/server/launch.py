@@ -31,7 +31,7 @@ from headrace.server.app import App
 from headrace.server.collector import Collector
 from headrace.server.exchange import Receive, Scope, Send
 from headrace.server.route import Routes
-from headrace.server.wire import HEAD_TIMEOUT_S, protocol
+from headrace.server.wire import HEAD_TIMEOUT_S, WireProtocol, protocol
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -160,10 +160,10 @@ class _Beside:
         await self._app.serve(self._routes, scope, receive, send)
 
 
-def _http(app: Any, head_timeout_s: float) -> _HttpServer:
+def _http(app: Any, http: type[WireProtocol]) -> _HttpServer:
     config = uvicorn.Config(
         app,
-        http=protocol(head_timeout_s),
+        http=http,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -203,11 +203,10 @@ class Service:
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
         self._code = 0
-        self._http = _http(app, head_timeout_s)
+        wire = protocol(head_timeout_s, app.metrics.wire_refusal)
+        self._http = _http(app, wire)
         self._sockets = {self._http: sock}
-        self._sockets.update(
-            (_http(_Beside(app, routes), head_timeout_s), other) for other, routes in (beside or {}).items()
-        )
+        self._sockets.update((_http(_Beside(app, routes), wire), other) for other, routes in (beside or {}).items())
 
     def signal(self, number: int) -> None:
         """The first one drains, the second one ends the process at once."""

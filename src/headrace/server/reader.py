@@ -98,13 +98,31 @@ class Reader:
     def wake(self) -> None:
         self._bell.ring()
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
+        """See whether a heartbeat or the end of our patience is due at `now`. When to look again: no write that begins
+        or ends after `now` brings anything due sooner."""
+        limits = self._limits
+        until = now + min(limits.heartbeat_s, limits.write_timeout_s)
         if self._writing is not None:
-            if now - self._writing >= self._limits.write_timeout_s:
+            due = self._writing + limits.write_timeout_s
+            if now >= due:
                 self._drop()
-        elif self._exchange.started and now + self._early >= self._last_write + self._limits.heartbeat_s:
-            self._beat_due = True
-            self._bell.ring()
+                return None
+        elif not self._exchange.started:
+            return until
+        else:
+            due = self._last_write + limits.heartbeat_s
+            if now + self._early >= due:
+                channel = self._exchange.channel
+                if channel is None or not self._bell.waiting or not channel.ready():
+                    self._beat_due = True
+                    self._bell.ring()
+                    return None
+                # Without waking the task: of ten thousand silent readers many are due at the same time.
+                channel.write(BEAT)
+                self._last_write = now
+                due = now + limits.heartbeat_s
+        return min(until, due)
 
     # ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 

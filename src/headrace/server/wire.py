@@ -21,7 +21,7 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.exchange import ABORT, CHANNEL, GONE
+from headrace.server.exchange import ABORT, CHANNEL, GONE, UNASKED
 from headrace.server.head import (
     MALFORMED,
     MAX_HEAD,
@@ -67,12 +67,44 @@ class Channel:
         """Send a piece that is not the last one. Only if `ready`."""
         self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
+    def unasked(self) -> bool:
+        """UNASKED, see `exchange`: nothing of the body has come, and nobody asked for it."""
+        cycle = self._cycle
+        return cycle.waiting_for_100_continue and cycle.more_body and not cycle.body
+
+
+class Unframed:
+    """`app` for one HTTP/1.0 client, which knows no chunks: a body of unknown length ends with its connection."""
+
+    def __init__(self, app: Any, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        cycle, unframed = self._cycle, False
+
+        async def bare(message: Any) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name != b"content-length" for name, _ in message["headers"])
+                if unframed:
+                    cycle.chunked_encoding = False  # so that it adds no header, and no `Channel` is ready
+            elif unframed:
+                cycle.expected_content_length = len(message["body"])  # what comes is what was to come
+            await send(message)
+
+        await self._app(scope, receive, bare)
+
 
 class WireProtocol(HttpToolsProtocol):
     """One connection."""
 
     head_timeout_s = HEAD_TIMEOUT_S
-    """From a request's first byte, or the connection's beginning, to the end of its head."""
+    """From the connection's beginning to a request, from its first byte to the end of its head, then for each
+    `MIN_BODY` of its body."""
+
+    refused: Callable[[int], None] = staticmethod(lambda status: None)
+    """Told the status of each refusal, also of one whose answer has no place."""
 
     _message = False
     """A request has begun and is not complete."""
@@ -136,20 +168,25 @@ class WireProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         """Raises HttpParserError."""
-        while True:
+        rest = memoryview(
+            data
+        )  # thousands of wishes may stand one behind the other: what follows is not copied for each
+        while rest:
             try:
-                self.parser.feed_data(data)
+                self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # The parser takes what follows for another protocol. Nobody has to agree to one: so the same head goes
                 # in again without the wish. Some clients ask for HTTP/2 in this way with every request.
-                data = self._plain + data[upgrade.args[0] :]
-                self._plain = b""
+                rest = rest[upgrade.args[0] :]
+                plain, self._plain = self._plain, b""
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(plain)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._disarm()  # its head has a time of its own, whatever the connection did before
         self._message = self._in_head = True
         self._head = self._body = self._seen = 0
 
@@ -177,13 +214,20 @@ class WireProtocol(HttpToolsProtocol):
             return
         before = self.cycle
         super().on_headers_complete()
+        self._disarm()  # and so has its body
         self._in_head = False
         if self.cycle is not before:
             channel = Channel(self, self.cycle)
-            extensions = {ABORT: self.transport.abort, CHANNEL: channel, GONE: self.watch}
+            extensions: dict[str, Any] = {ABORT: self.transport.abort, CHANNEL: channel, GONE: self.watch}
+            if self.expect_100_continue:
+                extensions[UNASKED] = channel.unasked
             cast("dict[str, Any]", self.scope)["extensions"] = extensions
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, Unframed(app, cycle) if old else app)
 
     def on_body(self, body: bytes) -> None:
         self._framing -= len(body)
@@ -214,6 +258,7 @@ class WireProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._deaf = True
+        self.refused(fault.status)
         cycle = self.cycle
         if cycle is not None and self._message and not self._in_head:
             # The running request's own body, unless others wait before it.
@@ -274,6 +319,6 @@ class WireProtocol(HttpToolsProtocol):
         self._refuse(TOO_SLOW)
 
 
-def protocol(head_timeout_s: float) -> type[WireProtocol]:
-    """A WireProtocol with another `head_timeout_s`."""
-    return type("WireProtocol", (WireProtocol,), {"head_timeout_s": head_timeout_s})
+def protocol(head_timeout_s: float, refused: Callable[[int], None]) -> type[WireProtocol]:
+    """A WireProtocol with these."""
+    return type("WireProtocol", (WireProtocol,), {"head_timeout_s": head_timeout_s, "refused": staticmethod(refused)})
