@@ -58,6 +58,12 @@ def test_a_row_for_each_and_why_one_is_gone(capsys: pytest.CaptureFixture[str]) 
     assert lines[4:] == [["b:", "no", "such", "file"]]
 
 
+def test_one_that_drains_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with desk([(200, {"engines": [{**READY, "state": "draining", "healthy": False}]})]) as server:
+        assert status_of("--at", server.url) == 0
+    assert "unwell" not in capsys.readouterr().out
+
+
 def test_without_engines_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with desk([(200, {"engines": []})]) as server:
         assert status_of("--at", server.url) == 0

@@ -36,7 +36,8 @@ def run(server: Operator) -> int:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     shares = [f"{alias} {100 * share:.4g} %" for alias, share in row["weights"].items() if share]
     ttft, memory = row["predicted_ttft_ms"], row["memory_bytes"]
-    state = row["state"] + ("" if row["healthy"] else ", unwell")
+    # One that is loaded or drained takes no requests either, and is well.
+    state = row["state"] + (", unwell" if row["state"] == "ready" and not row["healthy"] else "")
     return (
         row["name"],
         row["kind"],
