@@ -6,8 +6,6 @@ stops the start, the usual one may be missing. It is replaced as a whole, never 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 from headrace.config import config_home
@@ -15,6 +13,7 @@ from headrace.core.errors import StartupError
 from headrace.core.kv import Pin
 from headrace.core.request import ChatRequest, Options
 from headrace.gateway.model import ServedModel
+from headrace.gateway.whole_file import replace_file
 from headrace.kv.template_file import decoded
 from headrace.kv.templates import Template, explain, parse
 from headrace.settings import Config
@@ -87,20 +86,8 @@ def write_text(file: Path, text: str) -> None:
     """Replace the file as a whole; it keeps its permissions, a link stays a link. Raises StartupError."""
     target = file.resolve()
     try:
-        data = text.encode()
-        target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fchmod(stream.fileno(), mode)
-                os.fsync(stream.fileno())
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(target, text.encode(), mode=mode)
     except UnicodeEncodeError:
         raise StartupError(f"{file}: the text cannot be written as UTF-8") from None
     except OSError as error:

@@ -103,9 +103,6 @@ class Buckets:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
 
-    def __len__(self) -> int:
-        return len(self._accounts)
-
     def take(self, name: str, allowance: Allowance, tokens: int, now: float) -> Refusal | None:
         """Let in a request of about `tokens` tokens; None if it is. Of several limits the one with the longest wait is
         told. Whoever is let in comes back with `settle`."""

@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 from headrace.core.errors import StartupError
 from headrace.gateway.backend import Kind
 from headrace.protocol.api_path import api_path
+from headrace.protocol.continuation import Flavour as Known
 
-Flavour = Literal["auto", "openai", "vllm", "llama-server", "headrace", "ollama", "sglang"]
+Flavour = Literal["auto", Known]
 Promote = Literal["off", "auto"]
 Secret = Callable[[str], str | None]
 """The value of an environment variable; None if it is not set."""

@@ -30,7 +30,6 @@ from headrace.engines.answering import Sending
 from headrace.engines.base import EngineStats, Lives
 from headrace.engines.openai import OpenAIServer, Reply, parse_url
 from headrace.gateway.backend import Kind, Sink, Work
-from headrace.gateway.mirror import SALT
 from headrace.protocol.continuation import (
     FLAVOURS,
     Flavour,
@@ -108,8 +107,6 @@ class Upstream:
         self.server = OpenAIServer(origin, prefix, clock, key=key)
         self.flavour: Flavour = known[0] if known else "openai"
         self.created = 0
-        self.down = False
-        """Whoever watches over it says that it does not answer."""
         self.lives = Lives()
         self._detect = not known
         self._started = False
@@ -118,7 +115,7 @@ class Upstream:
 
     @property
     def ready(self) -> bool:
-        return self._started and not self.down
+        return self._started
 
     @property
     def stats(self) -> EngineStats:
@@ -170,7 +167,7 @@ class Upstream:
 
     def parse(self, ask: Ask) -> bytes:
         """The body as it goes out; b"" where an answer is to be continued."""
-        return outgoing(ask, self.model, self.flavour, copy=ask.salt.startswith(SALT)) if ask.told is None else b""
+        return outgoing(ask, self.model, self.flavour) if ask.told is None else b""
 
     async def prepare(self, ask: Ask, parsed: Any, rids: Iterator[int]) -> Work:
         """Raises EngineUnavailable where it cannot continue."""

@@ -46,12 +46,10 @@ _RENDERED = ("chat_template", "chat_template_kwargs")
 """What shapes the prompt besides the messages."""
 
 
-def outgoing(ask: Ask, model: str, flavour: Flavour, *, copy: bool = False) -> bytes:
-    """The body for `model` there. `copy`: nobody waits for the answer, so it is to take nothing from others."""
+def outgoing(ask: Ask, model: str, flavour: Flavour) -> bytes:
+    """The body for `model` there."""
     fields = {**ask.fields, "model": model}
     _decide(fields, ask, flavour)
-    if copy and flavour == "headrace":
-        fields["headrace"] = {**fields.get("headrace", {}), "priority": "batch", "cache": False}
     if ask.options.stream:
         fields["stream_options"] = _stream_options(ask.fields)
     return encoded(fields)
