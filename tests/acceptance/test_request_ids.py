@@ -42,7 +42,7 @@ async def test_oc_63_a_valid_id_comes_back() -> None:
             while await wire.event() != "[DONE]":
                 pass
         await scene.idle()
-        assert next(line["request_id"] for line in scene.access if line["path"] == CHAT) == "ok-1"
+        assert [line["request_id"] for line in scene.access if line["path"] == CHAT] == ["ok-1", "a" * 128, "A.b_c-9"]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ async def test_oc_51_at_the_end_of_its_time_a_stream_ends_with_one_error() -> No
             "engine_unavailable", "the engine was shut down before it had finished this answer"
         )  # fmt: skip
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+        assert len(events) >= 30
+        assert all(event["choices"][0]["delta"].get("content") for event in events)
         assert TEXT_A.startswith(text)
         assert not any(event["choices"][0]["finish_reason"] for event in events)
         await until(lambda: house.state("a") == "gone")

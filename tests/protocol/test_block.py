@@ -11,7 +11,7 @@ import pytest
 from headrace.core.events import Delta
 from headrace.core.request import Options
 from headrace.protocol.answer import Answer, ChatAnswer, CompletionAnswer, Usage
-from headrace.protocol.block import blocks_of, cut, ending_of, event_id, identity_of, parse_id, text_of, weight_of
+from headrace.protocol.block import blocks_of, cut, ending_of, identity_of, parse_id, text_of, weight_of
 from headrace.protocol.sse import COMMENT, DONE, event
 
 ANSWERS: list[Callable[[], Answer]] = [
@@ -70,7 +70,7 @@ def test_events_without_text_count_as_one() -> None:
 
 
 def test_ids_are_read_as_they_are_written() -> None:
-    assert parse_id(event_id("abc", 17)) == ("abc", 17)
+    assert parse_id("abc-17") == ("abc", 17)
     for wrong in ("", "abc", "-3", "abc-", "abc-x", "abc--", "abc-²", "abc-1_0", "abc- 1", "abc-" + "9" * 16):
         assert parse_id(wrong) is None, wrong
 

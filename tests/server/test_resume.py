@@ -328,6 +328,7 @@ async def test_an_error_is_part_of_the_log() -> None:
     async with server.get(call.headers["x-headrace-stream"]) as late:
         await late.task
     assert late.body == call.body
+    assert late.body.count(b'data: {"error"') == 1
     assert b"[DONE]" not in late.body
     assert late.ended
     assert server.app.metrics.streams.ended["failed"] == 1

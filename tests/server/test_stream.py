@@ -328,6 +328,7 @@ async def test_a_stream_that_speaks_needs_no_heartbeat() -> None:
             await settle()
             app.ticker.tick(clock.now)
             await settle()
+        assert call.content() == "a" * 40
         assert COMMENT not in call.body
 
 

@@ -124,11 +124,6 @@ def cut(block: bytes, known: int) -> bytes:
     return sse.event(sse.json_value(fields))
 
 
-def event_id(stream: str, position: int) -> str:
-    """The id of the event that ends at `position`."""
-    return f"{stream}-{position}"
-
-
 def parse_id(value: str) -> tuple[str, int] | None:
     """(stream, position) of an event id, None if it is none of ours."""
     stream, dash, digits = value.rpartition("-")
