@@ -173,6 +173,7 @@ def make_blueprint(config: Config) -> Blueprint:
         "threads_batch": e.threads_batch or cores,
         "flash_attention": e.flash_attention,
         "kv_type": e.kv_type,
+        "extra_buffers": e.extra_buffers,
         "drafts": MAX_GUESSES if o.speculation else 0,
         "draft_model": e.draft_model if o.speculation else "",
         "created": _changed(path),

@@ -252,8 +252,10 @@ def _check_together(config: Config) -> None:
         )
     if engine.context > engine.cells:
         raise StartupError(f"engine.context: {engine.context} tokens do not fit engine.cells, which is {engine.cells}")
-    if engine.kv_type != "f16" and not engine.flash_attention:
+    if engine.kv_type == "q8_0" and not engine.flash_attention:
         raise StartupError(f"engine.kv_type: {engine.kv_type} needs engine.flash_attention, which is off")
+    if engine.kv_type == "bf16" and engine.flash_attention:
+        raise StartupError(f"engine.kv_type: {engine.kv_type} needs engine.flash_attention off, which is on")
     for name, key in (("server.key", server.key), ("server.admin_key", server.admin_key)):
         if not (key.isascii() and key.isprintable() and " " not in key):
             raise StartupError(f"{name}: a header can carry only printable ASCII without spaces")

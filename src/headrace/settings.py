@@ -119,6 +119,10 @@ class Model:
     tuned: bool = _row(True, "", help=
         "Use what `headrace tune` found for this file on this machine, if it was run: weights and settings of the "
         "engine, below those that you set yourself.")
+    measure: bool = _row(True, "", help=
+        "A file that is served here for the first time is measured for up to 20 s before the server is ready: which "
+        "kernels, attention, threads and number format are fastest on this machine. Off, or `headrace serve "
+        "--no-measure`: not.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,12 @@ class Engine:
     idle_cells: int = _row(1536, "tokens", low=0, high=2**24, help=
         "KV cells that finished sequences may keep for reuse; they give way when a running one needs them. Every step "
         "pays for the width of the pool: 4096 made short prompts 20 % slower on two cores.")
-    kv_type: str = _row("f16", "", choices=("f16", "q8_0"), help=
-        "Type of the KV cache. `q8_0` takes half the memory and is slower on a CPU.")
+    kv_type: str = _row("f16", "", choices=("f16", "bf16", "q8_0"), help=
+        "Type of the KV cache. `q8_0` takes half the memory and is slower on a CPU, and needs `engine.flash_attention`; "
+        "`bf16` needs it off: with it a CPU computes such a cache row by row.")
+    extra_buffers: bool = _row(True, "", help=
+        "Lay weights out anew for this CPU's kernels (AMX, repacked) when the model is loaded. Off: as they stand in the "
+        "file, which is slower and avoids those kernels.")
     flash_attention: bool = _row(True, "", help=
         "Flash attention. Without it a step costs more the more cells other sequences hold.")
     prefix_cache: bool = _row(True, "", help="Reuse the KV of prompts with the same beginning.")
@@ -196,6 +204,12 @@ class Optimizations:
     adaptive_chunks: bool = _row(True, "", help=
         "Make each step as long as `slo` allows, by a cost model that learns from the steps; off: "
         "`engine.prefill_chunk`.")
+    efficient_steps: bool = _row(True, "", help=
+        "A step beside readers may pass `slo.itl_ms` where that at least doubles the prompt tokens per second, as at "
+        "the 64 rows from which attention is computed in tiles; never `slo.itl_hard_ms` by more than 15 %.")
+    padded_steps: bool = _row(True, "", help=
+        "Fill a step of fewer rows up to 64 with rows that nobody reads, where attention in tiles saves more than they "
+        "cost.")
     earliest_deadline: bool = _row(True, "", help=
         "Compute prompts in the order in which they are due, short ones sooner; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")

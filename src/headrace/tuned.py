@@ -15,17 +15,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from headrace.core.errors import StartupError
-from headrace.engines.calibration import machine
+from headrace.engines.machine import Machine, build, machine
 from headrace.engines.snapshot import file_digest
 from headrace.settings import SECTIONS, Config, Value
 
-SCHEMA = 1
+SCHEMA = 2
 TUNABLE = ("engine.threads", "engine.threads_batch", "engine.flash_attention", "engine.step_tokens")
 """Settings that a profile may hold."""
 
@@ -73,11 +72,11 @@ class Profile(msgspec.Struct, frozen=True):
     model: str
     """As it was named on the command line."""
     source: Bytes
-    machine: tuple[str, int | None, str]
+    machine: Machine
     cores: int
     """That the process may use."""
     library: str
-    """Version of llama-cpp-python."""
+    """Version and build of llama-cpp-python."""
     slo: str
     itl_ms: float
     settings: dict[str, bool | int | float | str]
@@ -124,7 +123,7 @@ def cores() -> int:
 
 def library() -> str:
     """The version of what computes."""
-    return version("llama-cpp-python")
+    return build()
 
 
 def profile_file(cache: Path, model: Path) -> Path:

@@ -24,7 +24,7 @@ from headrace.config import cache_home, engine_environment
 from headrace.core.errors import StartupError
 from headrace.core.quantisation import SOURCE, TARGETS, Format, format_name
 from headrace.core.tuning import MIXTURE, READERS, Candidate, Trial
-from headrace.engines.calibration import machine
+from headrace.engines.machine import machine
 from headrace.engines.quantiser import file_type, make_file
 from headrace.engines.trial import Report, run_trial
 from headrace.models import script_rate

@@ -1,18 +1,18 @@
 """What a cost model learned from an engine on this machine, kept for the next start.
 
-Rules: one small file for each engine (model, quantisation, settings: its fingerprint) and machine (processor, cores,
-threads); a file that cannot be used counts as none; nothing here is worth failing for.
+Rules: one small file for each engine (model, quantisation, settings: its fingerprint), machine (processor, cores,
+threads) and build of the library; a file that cannot be used counts as none; nothing here is worth failing for.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 import msgspec
 
 from headrace.core.costmodel import TERMS, CostModel
+from headrace.engines.machine import build, machine
 from headrace.kv.blob import fingerprint
 
 
@@ -25,12 +25,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 def calibration_file(folder: Path, engine: bytes, threads: tuple[int, int]) -> Path:
     """Where an engine's calibration is kept. `threads`: for a step of one token, for larger ones."""
-    return folder / f"{fingerprint(engine, threads, machine()).hex()}.json"
-
-
-def machine() -> tuple[str, int | None, str]:
-    """What tells machines apart on which the same model takes different times: processor, cores, architecture."""
-    return _processor(), os.cpu_count(), platform.machine()
+    return folder / f"{fingerprint(engine, threads, machine(), build()).hex()}.json"
 
 
 def load_calibration(file: Path) -> CostModel | None:
@@ -54,12 +49,3 @@ def save_calibration(file: Path, cost: CostModel) -> None:
         own.replace(file)
     except OSError:
         pass
-
-
-def _processor() -> str:
-    """The processor's name; "" where that cannot be told."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

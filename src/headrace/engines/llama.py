@@ -37,7 +37,7 @@ from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent
 from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
 
-_KV_TYPES = {"f16": 1, "q8_0": 8}
+_KV_TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
 """ggml_type numbers."""
 
 MAX_SLOTS = 255
@@ -72,6 +72,8 @@ class LlamaSettings:
     threads_batch: int = 2
     flash_attention: bool = True
     kv_type: str = "f16"
+    extra_buffers: bool = True
+    """Weights may be laid out anew for this CPU's kernels (AMX, repacked); False: as they stand in the file."""
     created: int = 0
     drafts: int = 0
     """Most guesses in a step; each may take a row of logits, n_vocab * 4 bytes."""
@@ -85,7 +87,7 @@ class LlamaEngine:
             raise StartupError(f"engine.slots is {settings.slots}; llama.cpp takes 1 to {MAX_SLOTS}")
         self._clock = clock
         self._path = settings.path
-        self._model = open_model(settings.path, vocab_only=False)
+        self._model = open_model(settings.path, vocab_only=False, extra_buffers=settings.extra_buffers)
         self._vocab = Vocabulary(self._model)
         self.piece = self._vocab.answer_piece
         self._abort = ctypes.create_string_buffer(2)

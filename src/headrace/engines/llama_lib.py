@@ -44,10 +44,11 @@ def recent_log() -> str:
     return "; ".join(line for line in _log if line)
 
 
-def load_model(path: str, *, vocab_only: bool) -> Any:
-    """A `llama_model *`, or None; `recent_log` says why."""
+def load_model(path: str, *, vocab_only: bool, extra_buffers: bool = True) -> Any:
+    """A `llama_model *`, or None; `recent_log` says why. `extra_buffers`: weights may be laid out anew for this CPU."""
     params = C.llama_model_default_params()
     params.vocab_only = vocab_only
+    params.use_extra_bufts = extra_buffers
     _log.clear()
     return C.llama_model_load_from_file(path.encode(), params)
 

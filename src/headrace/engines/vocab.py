@@ -18,7 +18,7 @@ from headrace.engines.llama_lib import C, load_model, model_meta, recent_log
 _GGUF_MAGIC = b"GGUF"
 
 
-def open_model(path: Path, *, vocab_only: bool) -> Any:
+def open_model(path: Path, *, vocab_only: bool, extra_buffers: bool = True) -> Any:
     """A `llama_model *`. Raises StartupError in one line if the file is missing, no GGUF, or broken."""
     try:
         with path.open("rb") as file:
@@ -27,7 +27,7 @@ def open_model(path: Path, *, vocab_only: bool) -> Any:
         raise StartupError(f"cannot read the model file {path}: {error.strerror}") from error
     if magic != _GGUF_MAGIC:
         raise StartupError(f"{path} is not a GGUF file: it starts with {magic!r}, not with {_GGUF_MAGIC!r}")
-    model = load_model(str(path), vocab_only=vocab_only)
+    model = load_model(str(path), vocab_only=vocab_only, extra_buffers=extra_buffers)
     if not model:
         raise StartupError(f"cannot load the model file {path}: {recent_log() or 'it is broken or of an unknown kind'}")
     return model
