@@ -10,7 +10,7 @@ import pytest
 from headrace import tuned
 from headrace.config import load
 from headrace.core.errors import StartupError
-from headrace.engines.calibration import machine
+from headrace.engines.machine import machine
 from headrace.settings import Config, Value
 from headrace.tuned import (
     SCHEMA,
@@ -131,7 +131,7 @@ def test_a_file_that_was_only_touched_is_the_same(place: Place) -> None:
 
 def test_another_machine_has_another_profile(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     save_profile(place.file, place.profile())
-    monkeypatch.setattr(tuned, "machine", lambda: ("another", 64, "x86_64"))
+    monkeypatch.setattr(tuned, "machine", lambda: ("another", 64, "x86_64", "avx2"))
     assert profile_file(place.cache, place.model) != place.file
     assert place.applied().note == ""
 
@@ -140,7 +140,7 @@ def test_a_profile_that_was_copied_from_elsewhere_is_not_used(place: Place) -> N
     save_profile(place.file, place.profile())
     known = load_profile(place.file)
     assert known is not None
-    save_profile(place.file, msgspec.structs.replace(known, machine=("another", 64, "x86_64")))
+    save_profile(place.file, msgspec.structs.replace(known, machine=("another", 64, "x86_64", "avx2")))
     assert "another machine" in refused(place)
     save_profile(place.file, msgspec.structs.replace(known, cores=1000))
     assert "another machine" in refused(place)

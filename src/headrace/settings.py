@@ -157,11 +157,11 @@ class Engine:
         "KV cells that finished sequences may keep for reuse; they give way when a running one needs them. Every step "
         "pays for the width of the pool: 4096 made short prompts 20 % slower on two cores.")
     kv_type: str = _row("f16", "", choices=("f16", "bf16", "q8_0"), help=
-        "Type of the KV cache. `q8_0` takes half the memory and is slower on a CPU, and needs `engine.flash_attention`; "
-        "`bf16` needs it off: with it a CPU computes such a cache row by row.")
+        "Type of the KV cache. `q8_0` takes half the memory, is slower on a CPU and needs `engine.flash_attention`; "
+        "`bf16` needs that off: with it a CPU would compute such a cache row by row.")
     extra_buffers: bool = _row(True, "", help=
-        "Lay weights out anew for this CPU's kernels (AMX, repacked) when the model is loaded. Off: as they stand in the "
-        "file, which is slower and avoids those kernels.")
+        "Lay weights out anew for this CPU's kernels (AMX, repacked) when the model is loaded. Off: as they stand in "
+        "the file, which is slower and avoids those kernels.")
     flash_attention: bool = _row(True, "", help=
         "Flash attention. Without it a step costs more the more cells other sequences hold.")
     prefix_cache: bool = _row(True, "", help="Reuse the KV of prompts with the same beginning.")
@@ -207,6 +207,9 @@ class Optimizations:
     efficient_steps: bool = _row(True, "", help=
         "A step beside readers may pass `slo.itl_ms` where that at least doubles the prompt tokens per second, as at "
         "the 64 rows from which attention is computed in tiles; never `slo.itl_hard_ms` by more than 15 %.")
+    split_steps: bool = _row(True, "", help=
+        "Compute readers and prompts of a step one after the other where that is faster: in one tile of attention "
+        "every row looks at what each reader has read.")
     padded_steps: bool = _row(True, "", help=
         "Fill a step of fewer rows up to 64 with rows that nobody reads, where attention in tiles saves more than they "
         "cost.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
+from headrace.core.attention import Attention
 from headrace.core.costmodel import CostModel, Work, positions
 from headrace.core.events import Delta
 from headrace.core.limits import Limits
@@ -66,7 +67,17 @@ class Step:
 class Simulator:
     """`ask` for all that shall come, then `run`."""
 
-    def __init__(self, limits: Limits, *, cells: int = 16384, slots: int = 64, noise: float = 0.0, seed: int = 0):
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        cells: int = 16384,
+        slots: int = 64,
+        noise: float = 0.0,
+        seed: int = 0,
+        true: tuple[float, ...] = TRUE,
+        attention: Attention = Attention(heads=9, threads=2, splits=True, pads=True),  # noqa: B008 - frozen
+    ) -> None:
         """`noise`: by which part steps take longer or shorter than the truth."""
         self.scheduler = Scheduler(
             limits,
@@ -74,9 +85,9 @@ class Simulator:
             pool=Pool(cells=cells, slots=slots),
             piece=lambda token: b"x",
             eog=frozenset(),
-            cost=CostModel(TRUE, sure=True),
+            cost=CostModel(true, sure=True, attention=attention),
         )
-        self._true = CostModel(TRUE)
+        self._true = CostModel(true, attention=attention)
         self._rng = random.Random(seed)
         self._noise = noise
         self._rids = count(1)
@@ -121,8 +132,10 @@ class Simulator:
             for share in plan.shares
             if not share.sequence.decoding
         )
-        back = sum(s.computed for s in reading) + sum(positions(p.start, p.count) for p in prompts)
-        work = Work(sum(part.count for part in prompts), len(reading), back, 0)
+        read = sum(s.computed for s in reading)
+        back = read + sum(positions(p.start, p.count) for p in prompts)
+        pad, split = (plan.work.pad, plan.work.split) if plan.work is not None else (0, False)
+        work = Work(sum(part.count for part in prompts), len(reading), back, 0, read, pad, split)
         seconds = self._true.predict(work) * self._rng.uniform(1.0 - self._noise, 1.0 + self._noise)
         self.steps.append(Step(self.now, seconds, reading, awake, prompts))
         drawn = tuple(None if chunk.draw is None else Drawn((7,)) for chunk in scheduler.chunks(plan))

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from headrace.core.budget import BUCKETS, CROWD, LEAST, Pace, Room
-from headrace.core.costmodel import TILE, CostModel, Work, positions
+from headrace.core.attention import TILE, Attention
+from headrace.core.budget import ALIKE, BEYOND, BUCKETS, CROWD, DOUBLE, LEAST, PAYS, Pace, Room, Ways
+from headrace.core.costmodel import CostModel, Work, positions
 
 TRUE = CostModel((2e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 0.0))
 PACE = Pace(itl=0.1, itl_hard=0.145, stall=0.5, guard=0.25, fuse=0.1)
@@ -43,18 +44,21 @@ def test_what_fits_whole_is_given_whole() -> None:
     assert one.give(0, 21) == 21
 
 
-def test_a_step_is_as_long_as_it_may_be_and_not_longer() -> None:
+def given_cost(count: int, start: int, decodes: int) -> float:
+    return TRUE.predict(Work(count, decodes, 100 * decodes + positions(start, count), count))
+
+
+def test_no_size_that_fits_brings_more_tokens_a_second() -> None:
     rng = random.Random(1)
     for _ in range(500):
         decodes, start = rng.randrange(1, 12), rng.randrange(2000)
         seconds = rng.uniform(0.08, 0.6)
         given = room(seconds, decodes=decodes).give(start, 10_000)
-        work = Work(given, decodes, 100 * decodes + positions(start, given), given)
-        assert given == LEAST or TRUE.predict(work) <= seconds
-        more = [b - decodes for b in BUCKETS if given < b - decodes <= 512]
-        assert all(TRUE.predict(Work(n, decodes, 100 * decodes + positions(start, n), n)) > seconds for n in more), (
-            "a larger bucket would have fitted"
-        )
+        cost = given_cost(given, start, decodes)
+        assert given == LEAST or cost <= seconds
+        for count in (b - decodes for b in BUCKETS if decodes < b <= 512 + decodes):
+            other = given_cost(count, start, decodes)
+            assert other > seconds or ALIKE * count / other <= given / cost
 
 
 def test_sizes_come_from_the_buckets() -> None:
@@ -112,3 +116,117 @@ def test_without_a_model_the_tokens_are_the_bound() -> None:
     assert one.give(0, 60) == 60
     assert one.give(0, 60) == 40
     assert one.full
+
+
+AMX = CostModel(
+    (2.5e-3, 5e-4, 1e-3, 7e-7, 1e-5, 0.0), attention=Attention(heads=9, threads=2, tiled=True, splits=True, pads=True)
+)
+"""A machine whose matrices are fast: what a row looks back on is what costs (61 rows six times what 64 cost)."""
+
+
+def deep(model: CostModel, seconds: float, ways: Ways = Ways(), *, decodes: int = 3, read: int = 100) -> Room:  # noqa: B008
+    base = Work(0, decodes, read * decodes, 2000, reading=read * decodes)
+    return Room(model, base, seconds=seconds, tokens=512, ways=ways)
+
+
+def cost_of(start: int, count: int, *, pad: int = 0, split: bool = False, decodes: int = 3, read: int = 100) -> float:
+    back = read * decodes
+    return AMX.predict(Work(count, decodes, back + positions(start, count), 2000 + count, back, pad, split))
+
+
+def arrangements(start: int, count: int) -> list[float]:
+    """Seconds of each way to compute `count` tokens beside three readers."""
+    found = [cost_of(start, count)]
+    if count >= TILE:
+        return [*found, cost_of(start, count, split=True)]
+    found.append(cost_of(start, count, pad=TILE - count, split=True))
+    return [*found, cost_of(start, count, pad=TILE - 3 - count)] if count < TILE - 3 else found
+
+
+EVERY = Ways(0.0, splits=True, pads=True)
+
+
+def test_a_tile_beyond_the_target_is_taken_where_it_doubles_the_tokens_per_second() -> None:
+    start, seconds = 900, 0.08
+    plain = deep(AMX, seconds).give(start, 10_000)
+    assert plain + 3 < TILE
+    one = deep(AMX, seconds, Ways(longest=0.1495))
+    more = one.give(start, 10_000)
+    assert more + 3 >= TILE
+    took = AMX.predict(one.work)
+    assert seconds < took <= 0.1495
+    assert more / took >= DOUBLE * plain / cost_of(start, plain)
+
+
+def test_what_brings_less_than_twice_stays_within_the_target() -> None:
+    one = Room(TRUE, Work(0, 3, 300, 0, reading=300), seconds=0.1, tokens=512, ways=Ways(longest=10.0))
+    one.give(0, 10_000)
+    assert TRUE.predict(one.work) <= 0.1
+
+
+def test_no_step_is_longer_than_it_may_be_unless_the_least_is() -> None:
+    rng = random.Random(2)
+    for _ in range(500):
+        start, seconds = rng.randrange(6000), rng.uniform(0.05, 0.2)
+        one = deep(AMX, seconds, Ways(BEYOND * seconds, splits=True, pads=True))
+        count = one.give(start, rng.randrange(1, 10_000))
+        assert count > 0
+        least = min(arrangements(start, LEAST)) / PAYS
+        assert AMX.predict(one.work) <= max(BEYOND * seconds, BEYOND * least) + 1e-9
+
+
+def test_a_step_is_arranged_where_that_saves_time() -> None:
+    for start in (0, 300, 1500, 4000):
+        for count in (2, 8, 20, 40, 60, 62, 64, 100, 200):
+            one = deep(AMX, 10.0, EVERY)
+            assert one.give(start, count) == count
+            took = AMX.predict(one.work)
+            assert took <= min(arrangements(start, count)) / PAYS
+            if one.work.pad or one.work.split:
+                assert took <= PAYS * cost_of(start, count)
+            assert one.work.prefill == count
+            assert one.work.pad in (0, TILE - count, TILE - 3 - count)
+
+
+def test_padding_brings_more_tokens_deep_in_a_prompt() -> None:
+    plain, filled = deep(AMX, 0.13), deep(AMX, 0.13, EVERY)
+    assert filled.give(1500, 10_000) >= 2 * plain.give(1500, 10_000)
+    assert filled.work.pad > 0
+    assert plain.work.pad == 0
+
+
+def test_readers_of_long_texts_are_computed_apart() -> None:
+    """In one tile each row would look at what all eight have read."""
+    one = deep(AMX, 10.0, EVERY, decodes=8, read=500)
+    one.give(0, 100)
+    assert one.work.split
+    assert one.work.pad == 0
+    together = deep(AMX, 10.0, decodes=8, read=500)
+    together.give(0, 100)
+    assert AMX.predict(one.work) < 0.5 * AMX.predict(together.work)
+    alone = deep(AMX, 10.0, EVERY, decodes=0)
+    alone.give(0, 100)
+    assert not alone.work.split, "there is nobody to be apart from"
+
+
+def test_only_what_the_engine_can_and_may_is_done() -> None:
+    for attention in (Attention(9, 2), Attention(9, 2, tiled=False, splits=True, pads=True)):
+        one = deep(CostModel(AMX.coefficients, attention=attention), 10.0, EVERY, decodes=8, read=500)
+        one.give(1500, 20)
+        assert not one.work.split
+        assert one.work.pad == 0
+    split = deep(AMX, 10.0, Ways(splits=True), decodes=8, read=500)
+    split.give(1500, 20)
+    assert split.work.pad == 0
+    padded = deep(AMX, 10.0, Ways(pads=True), decodes=8, read=500)
+    padded.give(1500, 100)
+    assert not padded.work.split
+    nothing = deep(AMX, 10.0, EVERY)
+    assert nothing.work == Work(0, 3, 300, 2000, reading=300), "there is no prompt in it"
+
+
+def test_a_size_just_beyond_whole_tiles_is_passed_over() -> None:
+    """72 rows of a model whose heads are whole chunks look at as much as 128 do."""
+    model = CostModel((2e-3, 3e-4, 1e-3, 2e-6, 1e-5, 0.0), attention=Attention(heads=32, threads=2))
+    limit = model.predict(Work(76, 0, positions(1000, 76), 0))
+    assert Room(model, Work(), seconds=limit, tokens=76).give(1000, 10_000) == TILE

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from headrace.core.costmodel import PRIOR, TERMS, TILE, CostModel, Work, positions
+from headrace.core.attention import TILE, Attention
+from headrace.core.costmodel import PRIOR, TERMS, CostModel, Work, positions
 
 TRUE = (2e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 5e-9)
 
@@ -31,8 +32,8 @@ def test_positions_are_summed() -> None:
 
 def test_attention_is_dearer_below_a_tile() -> None:
     below, tile = Work(TILE - 1, 0, 100_000, 0), Work(TILE - 1, 1, 100_000, 0)
-    assert below.terms()[TERMS.index("tiled")] == 0
-    assert tile.terms()[TERMS.index("rowwise")] == 0
+    assert below.terms(Attention())[TERMS.index("tiles")] == 0
+    assert tile.terms(Attention())[TERMS.index("rowwise")] == 0
     model = CostModel(TRUE)
     assert model.predict(tile) < model.predict(below)
 
@@ -128,3 +129,22 @@ def test_no_step_is_ever_predicted_to_cost_nothing() -> None:
         cost.observe(Work(prefill, decode, 100, 30), seconds)
         assert cost.predict(Work(0, 1, 10, 10)) > 0.0
     assert CostModel((0.0,) * 6).predict(Work(0, 1, 10, 10)) > 0.0
+
+
+def test_padding_is_computed_and_looks_at_nothing() -> None:
+    attention = Attention(heads=9, threads=2, pads=True)
+    model = CostModel((0.0, 1e-3, 0.0, 1e-6, 1e-5, 0.0), attention=attention)
+    padded = Work(20, 0, positions(1000, 20), 0, pad=44)
+    back = attention.share(TILE, 20) * positions(1000, 20)
+    assert model.predict(padded) == pytest.approx(1e-6 + 64e-3 + 1e-6 * back)
+    assert padded.terms(attention)[1] == 64
+
+
+def test_what_a_padded_step_took_teaches_the_cost_of_tiles() -> None:
+    attention = Attention(heads=9, threads=2, pads=True)
+    truth = CostModel(TRUE, attention=attention)
+    model = CostModel((*TRUE[:3], TRUE[3] / 3, *TRUE[4:]), attention=attention)
+    work = Work(20, 3, positions(1200, 20) + 300, 2000, 300, 41)
+    for _ in range(60):
+        model.observe(work, truth.predict(work))
+    assert model.predict(work) == pytest.approx(truth.predict(work), rel=0.05)

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headrace.core.attention import Attention
 from headrace.core.costmodel import TERMS, CostModel, Work
 from headrace.engines.calibration import Saved, calibration_file, load_calibration, save_calibration
 
@@ -14,7 +15,7 @@ SLOW = (2e-3, 9e-3, 4e-3, 1e-6, 2e-6, 1e-9)
 def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
     file = calibration_file(tmp_path / "new" / "folder", b"e" * 16, (1, 2))
     save_calibration(file, CostModel(SLOW))
-    cost = load_calibration(file)
+    cost = load_calibration(file, Attention())
     assert cost is not None
     assert cost.coefficients == SLOW
     assert cost.predict(Work(10, 0, 45, 10)) == CostModel(SLOW).predict(Work(10, 0, 45, 10))
@@ -24,7 +25,7 @@ def test_it_is_believed_more_than_a_guess(tmp_path: Path) -> None:
     """One odd step moves what was measured little, and the prior a lot."""
     file = tmp_path / "known.json"
     save_calibration(file, CostModel(SLOW))
-    known, new = load_calibration(file), CostModel(SLOW)
+    known, new = load_calibration(file, Attention()), CostModel(SLOW)
     assert known is not None
     work = Work(100, 0, 4950, 100)
     right = known.predict(work)
@@ -46,7 +47,7 @@ def test_each_machine_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     here = calibration_file(tmp_path, b"a" * 16, (1, 2))
     monkeypatch.setattr("os.cpu_count", lambda: 1234)
     more = calibration_file(tmp_path, b"a" * 16, (1, 2))
-    monkeypatch.setattr("headrace.engines.calibration._processor", lambda: "another one")
+    monkeypatch.setattr("headrace.engines.machine._processor", lambda: "another one")
     assert len({here, more, calibration_file(tmp_path, b"a" * 16, (1, 2))}) == 3
 
 
@@ -59,8 +60,8 @@ def test_the_processor_s_name_may_be_unknown(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_a_file_there_is_none(tmp_path: Path) -> None:
-    assert load_calibration(tmp_path / "none.json") is None
-    assert load_calibration(tmp_path) is None, "a directory is none either"
+    assert load_calibration(tmp_path / "none.json", Attention()) is None
+    assert load_calibration(tmp_path, Attention()) is None, "a directory is none either"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_counts_as_none(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "odd.json"
     file.write_bytes(data)
-    assert load_calibration(file) is None
+    assert load_calibration(file, Attention()) is None
 
 
 def test_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_nothing_is_left_beside_it(tmp_path: Path) -> None:
     save_calibration(file, CostModel(SLOW))
     save_calibration(file, CostModel())
     assert list(tmp_path.iterdir()) == [file]
-    again = load_calibration(file)
+    again = load_calibration(file, Attention())
     assert again is not None
     assert again.coefficients == CostModel().coefficients
 

@@ -7,8 +7,12 @@
     a crowd of newcomers      what nobody would mind once: it brings them all to their first tokens        stall
       could be finished
 
-Rules: a step always brings some prompt forward. Sizes come from buckets of rows, decodes included, coarser as they
-grow, so that large shapes come again. Without a cost model a step is a fixed number of tokens.
+Rules: a step always brings some prompt forward. Of the sizes that fit, the one with the most tokens per second is
+taken, not the largest: attention in tiles makes 64 rows cheaper than 60, and 128 cheaper than 72. Beside readers a size
+may be longer than the target if it at least doubles the tokens per second, up to 15 % beyond `itl_hard`. Readers and
+prompts of a step are computed one after the other, and prompts are filled up to a tile with rows that nobody reads,
+where that is cheaper. Sizes come from buckets of rows, decodes included, coarser as they grow, so that large shapes
+come again. Without a cost model a step is a fixed number of tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +20,25 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
-from headrace.core.costmodel import TILE, CostModel, Work, positions
+from headrace.core.attention import TILE, Attention
+from headrace.core.costmodel import CostModel, Work, positions
 
 LEAST = 8
 """Prompt tokens that a step computes at least, however deep in the prompt they are."""
+
+DOUBLE = 2.0
+"""How many times the tokens per second a step must bring that is longer than the target."""
+
+BEYOND = 1.15
+"""Of `itl_hard`: no step beside readers is longer for a prompt's sake."""
+
+PAYS = 0.9
+"""A step is split or padded if it is predicted to take at most this part of the time: predictions are off by some
+percent, and rows that nobody reads should not be computed for nothing."""
+
+ALIKE = 0.97
+"""A smaller step must bring more than a larger one by this much: the larger one ends sooner what has to be computed."""
 
 CROWD = 2
 """How much a newcomer's wait for the first token weighs against one more gap of somebody who reads already."""
@@ -46,6 +63,10 @@ class Pace:
     guard: float = 0.25
     fuse: float = 0.1
 
+    def longest(self, reading: int) -> float:
+        """The most that an efficient step may take, in seconds."""
+        return BEYOND * self.itl_hard if reading else self.guard
+
     def crowd(self, reading: int, finishing: int) -> bool:
         """Are `finishing` newcomers worth one long gap to `reading` readers?"""
         return CROWD * finishing > max(reading, CROWD)
@@ -56,16 +77,42 @@ class Pace:
         return max(usual, self.stall) if crowd else usual
 
 
-def finishing(newcomers: Iterable[float], seconds: float) -> int:
-    """How many prompts that take so long, in their order, could be finished in `seconds`."""
-    return sum(end <= seconds for end in accumulate(newcomers))
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One way to go on: `count` tokens of a prompt in a step of `seconds`."""
+
+    count: int
+    seconds: float
+
+    def rate(self, taken: int) -> float:
+        """Prompt tokens a second, with the `taken` ones that the step has already."""
+        return (taken + self.count) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a step may be made more efficient. `longest`: seconds that it may take if it is twice as efficient.
+
+    `splits`: its readers and its prompts may be computed one after the other. `pads`: it may be filled up to a tile.
+    """
+
+    longest: float = 0.0
+    splits: bool = False
+    pads: bool = False
 
 
 class Room:
     """What is left of one step while its shares are given out."""
 
     def __init__(
-        self, model: CostModel | None, base: Work, *, seconds: float, tokens: int, whole: bool = False
+        self,
+        model: CostModel | None,
+        base: Work,
+        *,
+        seconds: float,
+        tokens: int,
+        whole: bool = False,
+        ways: Ways = Ways(),
     ) -> None:
         """`base`: what the step computes anyway; `seconds` for all of it; `tokens`: prompt tokens at most.
 
@@ -76,7 +123,11 @@ class Room:
         self._model = model
         self._base = base
         self._seconds = seconds
+        self._longest = max(seconds, ways.longest)
         self._left = tokens
+        attention = Attention(tiled=False) if model is None else model.attention
+        self._splits = ways.splits and attention.tiled and attention.splits and base.decode > 0
+        self._pads = ways.pads and attention.tiled and attention.pads
         self._taken = 0
         self._positions = 0
 
@@ -85,33 +136,100 @@ class Room:
         """Nothing more fits."""
         return self._left <= 0
 
+    @property
+    def work(self) -> Work:
+        """The step as it is now, in the arrangement that is predicted to be fastest."""
+        return self._arranged(0, 0)[0] if self._taken else self._base
+
+    def finishing(self, newcomers: Iterable[tuple[int, int]]) -> int:
+        """How many prompts, each (computed, lacking), in their order, it brings to their ends; it is used up."""
+        found = 0
+        for start, pending in newcomers:
+            if pending > self._left or self._cost(start, pending) > self._seconds:
+                break
+            self._take(start, pending)
+            found += 1
+        return found
+
     def give(self, start: int, pending: int) -> int:
         """Tokens for a prompt that has computed `start` and lacks `pending`: 0 to `pending`. What is given is taken."""
         count = self._most(start, pending)
-        if count == pending:
-            self._left -= count
-        elif count or not self._whole:
+        self._take(start, count)
+        if count < pending and (count or not self._whole):
             self._left = 0
+        return count
+
+    def _take(self, start: int, count: int) -> None:
+        self._left -= count
         self._taken += count
         self._positions += positions(start, count)
-        return count
 
     def _most(self, start: int, pending: int) -> int:
         most = min(pending, self._left)
-        model = self._model
-        if model is None or most <= 0 or (most == pending and self._fits(model, start, most)):
+        if self._model is None or most <= 0:
             return max(0, most)
+        if most == pending and self._cost(start, most) <= self._seconds:
+            return most
         if self._whole and self._taken:
             return 0
+        best = self._best(start, most, self._seconds)
+        if self._taken:
+            return best.count if best else 0
+        if best is None:
+            least = min(LEAST, most)
+            best = Size(least, self._cost(start, least))
+        if self._longest > self._seconds:
+            # Where even the least step is longer than all that, what takes hardly longer and brings far more is better.
+            better = self._best(start, most, max(self._longest, BEYOND * best.seconds))
+            if better is not None and better.rate(0) >= DOUBLE * best.rate(0):
+                best = better
+        return best.count
+
+    def _best(self, start: int, most: int, seconds: float) -> Size | None:
+        """Of the sizes that take at most so many seconds, the one with the most tokens a second."""
         rows = self._base.decode + self._taken
         low, high = bisect_right(BUCKETS, rows), bisect_right(BUCKETS, rows + most)
+        best: Size | None = None
         for i in range(high - 1, low - 1, -1):
-            if self._fits(model, start, BUCKETS[i] - rows):
-                return BUCKETS[i] - rows
-        return 0 if self._taken else min(LEAST, most)
+            count = BUCKETS[i] - rows
+            size = Size(count, self._cost(start, count))
+            if size.seconds > seconds:
+                continue
+            if best is None or ALIKE * size.rate(self._taken) > best.rate(self._taken):
+                best = size
+            if count < TILE and BUCKETS[i] < TILE:
+                break  # below a tile, however arranged, more rows are more tokens a second
+        return best
 
-    def _fits(self, model: CostModel, start: int, count: int) -> bool:
-        base = self._base
-        taken = self._taken + count
-        work = Work(taken, base.decode, base.positions + self._positions + positions(start, count), base.width + taken)
-        return model.predict(work) <= self._seconds
+    def _cost(self, start: int, count: int) -> float:
+        """Seconds of the step with `count` tokens more."""
+        return self._arranged(start, count)[1]
+
+    def _arranged(self, start: int, count: int) -> tuple[Work, float]:
+        """The step with `count` tokens more, arranged to take the least time, and that time."""
+        base, taken = self._base, self._taken + count
+        back = base.positions + self._positions + positions(start, count)
+        width, model = base.width + taken, self._model
+        plain = Work(taken, base.decode, back, width, base.reading)
+        if model is None:
+            return plain, 0.0
+        best, least = plain, model.predict(plain)
+        limit, lacking = PAYS * least, TILE - taken
+        if self._splits and lacking <= 0:
+            best, least = _faster(
+                model, best, least, limit, Work(taken, base.decode, back, width, base.reading, 0, True)
+            )
+        if self._pads and 0 < lacking < TILE:
+            if base.decode < lacking and base.decode + taken > 1:
+                work = Work(taken, base.decode, back, width, base.reading, lacking - base.decode)
+                best, least = _faster(model, best, least, limit, work)
+            if self._splits:
+                work = Work(taken, base.decode, back, width, base.reading, lacking, True)
+                best, least = _faster(model, best, least, limit, work)
+        return best, least
+
+
+def _faster(model: CostModel, best: Work, least: float, limit: float, other: Work) -> tuple[Work, float]:
+    """The faster one of two, with its seconds; `other` only within `limit`."""
+    seconds = model.predict(other)
+    return (other, seconds) if seconds <= limit and seconds < least else (best, least)

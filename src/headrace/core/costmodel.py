@@ -2,9 +2,10 @@
 
     step ≈ a + b·P + c·D + e·(positions that its rows look back on) + d·(P + D)·width
 
-P prefill tokens, D decode rows, width the highest cell in use. The position term has two coefficients, because
-llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that many and row by row below, at up to
-three times the price: a small chunk deep in a long prompt is dear.
+P prefill tokens and rows that nobody reads, D decode rows, width the highest cell in use. The position term has two
+coefficients, because llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that many and row by row
+below, at three times the price and more: a small chunk deep in a long prompt is dear. What tiles look at is in
+`core.attention`.
 
 Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
 exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never
@@ -21,8 +22,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-TILE = 64
-"""Rows from which on attention is computed in tiles (GGML_FA_TILE_Q of llama.cpp's CPU backend)."""
+from headrace.core.attention import TILE, Attention
 
 DRIFT = 0.03
 """How far each coefficient may have moved since the last step, as a share of itself."""
@@ -35,7 +35,7 @@ SLACK = 0.005
 NOISE = 0.1
 """How far a step may be off for reasons that are not the model's, as a share of its length."""
 
-TERMS = ("fixed", "prefill", "decode", "tiled", "rowwise", "width")
+TERMS = ("fixed", "prefill", "decode", "tiles", "rowwise", "width")
 
 # Seconds, before anything was measured: a small model on two cores. The first steps of any machine replace it.
 PRIOR = (1e-3, 3e-3, 5e-3, 1.5e-6, 3e-6, 5e-9)
@@ -52,12 +52,32 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     positions: int = 0
     """Sum over all rows of the positions before each."""
     width: int = 0
+    reading: int = 0
+    """What of `positions` is the decode rows'; 0 counts them as if they were the prompts'."""
+    pad: int = 0
+    """Rows that nobody reads."""
+    split: bool = False
+    """The decode rows are a batch of their own."""
 
-    def terms(self) -> tuple[float, ...]:
+    def terms(self, attention: Attention) -> tuple[float, ...]:
         """The factors of the model's coefficients, in the order of TERMS."""
-        rows = self.prefill + self.decode
-        tiled, rowwise = (self.positions, 0) if rows >= TILE else (0, self.positions)
-        return (1.0, self.prefill, self.decode, tiled, rowwise, rows * self.width)
+        prefill = self.prefill + self.pad
+        tiled, rowwise = self.looked_at(attention)
+        return (1.0 + self.split, prefill, self.decode, tiled, rowwise, (prefill + self.decode) * self.width)
+
+    def looked_at(self, attention: Attention) -> tuple[float, float]:
+        """Positions that the step looks at in tiles, and row by row.
+
+        A reader's row in a tile makes that tile look at all of the reader's positions, for all rows of the tile.
+        """
+        prompts = self.prefill + self.pad
+        if not attention.tiled or prompts + self.decode < TILE or (self.split and prompts < TILE):
+            return 0.0, self.positions
+        if self.split:
+            return attention.share(prompts, self.prefill) * (self.positions - self.reading), self.reading
+        rows = prompts + self.decode
+        share = attention.share(rows, rows - self.pad)
+        return share * (self.positions - self.reading) + max(share, TILE) * self.reading, 0.0
 
 
 def positions(start: int, count: int) -> int:
@@ -68,8 +88,15 @@ def positions(start: int, count: int) -> int:
 class CostModel:
     """Learns from `observe`, answers `predict`. Seconds."""
 
-    def __init__(self, coefficients: Sequence[float] = PRIOR, *, sure: bool = False) -> None:
+    def __init__(
+        self,
+        coefficients: Sequence[float] = PRIOR,
+        *,
+        sure: bool = False,
+        attention: Attention = Attention(),  # noqa: B008
+    ) -> None:
         """`sure`: measured on this machine with this model; otherwise the first steps outweigh `coefficients`."""
+        self.attention = attention
         self._w = np.maximum(np.array(coefficients, dtype=np.float64), _FLOOR)
         # Scaled so that each term's uncertainty is in proportion to its coefficient.
         spread = 0.1 if sure else 10.0
@@ -98,13 +125,17 @@ class CostModel:
         """Seconds that the step will take."""
         # In plain floats: called for several sizes of each step, and numpy's overhead is ten times the arithmetic.
         a, b, c, tiled, rowwise, d = self._plain
-        rows = work.prefill + work.decode
-        e = tiled if rows >= TILE else rowwise
-        return a + b * work.prefill + c * work.decode + e * work.positions + d * rows * work.width
+        prefill = work.prefill + work.pad
+        rows = prefill + work.decode
+        attended = rowwise * work.positions
+        if rows >= TILE:
+            in_tiles, in_rows = work.looked_at(self.attention)
+            attended = tiled * in_tiles + rowwise * in_rows
+        return a * (1 + work.split) + b * prefill + c * work.decode + attended + d * rows * work.width
 
     def prefill(self, start: int, count: int) -> float:
         """Seconds that `count` tokens after the first `start` of a prompt take in steps of efficient size."""
-        return self._plain[1] * count + self._plain[3] * positions(start, count)
+        return self._plain[1] * count + self._plain[3 if self.attention.tiled else 4] * positions(start, count)
 
     def error(self, quantile: float) -> float:
         """|predicted - measured| / measured over the last 256 steps; 0 before the first."""
@@ -115,7 +146,7 @@ class CostModel:
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took `seconds`, > 0."""
-        x = np.array(work.terms(), dtype=np.float64)
+        x = np.array(work.terms(self.attention), dtype=np.float64)
         predicted = float(self._w @ x)
         self._errors.append(abs(predicted - seconds) / seconds)
         self.observed += 1

@@ -42,7 +42,8 @@ class Drafter:
 
 def _beside(work: Work, start: int, count: int) -> Work:
     """The step with `count` more rows of one sequence, from position `start` on."""
-    return Work(work.prefill + count, work.decode, work.positions + positions(start, count), work.width + count)
+    back = work.positions + positions(start, count)
+    return Work(work.prefill + count, work.decode, back, work.width + count, work.reading)
 
 
 def _seconds(cost: CostModel, work: Work, start: int, count: int) -> float:

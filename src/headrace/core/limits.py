@@ -32,6 +32,12 @@ class Limits:
     ttft: float = 0.0
     """Seconds to the first token that a prompt has at least, before it is due."""
     fuse: bool = True
+    efficient: bool = True
+    """A step may be somewhat longer than its target where that brings far more tokens a second."""
+    splits: bool = True
+    """Readers and prompts of a step may be computed one after the other."""
+    pads: bool = True
+    """A step of fewer rows than a tile may be filled up with rows that nobody reads."""
     speculation: bool = False
     overlap: bool = False
     """Readers are told beside the next step."""

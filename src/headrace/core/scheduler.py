@@ -21,8 +21,8 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from headrace.core.admission import AGEING
-from headrace.core.budget import Room, finishing
-from headrace.core.costmodel import CostModel, Work, positions
+from headrace.core.budget import Room, Ways
+from headrace.core.costmodel import CostModel, Work
 from headrace.core.door import Door
 from headrace.core.drafter import Drafter
 from headrace.core.events import Admitted, Event, Failed
@@ -181,7 +181,7 @@ class Scheduler:
             await_prefix=self.limits.await_prefix,
             prefill=self.prefill_seconds,
         )
-        taken = spent = 0
+        taken = 0
         served: set[Sequence] = set()
         for sequence in prompts:
             if room.full:
@@ -202,7 +202,7 @@ class Scheduler:
             count = room.give(start, len(sequence.tokens) - start)
             if count:
                 shares.append(Share(sequence, count))
-                taken, spent = taken + count, spent + positions(start, count)
+                taken += count
             elif sequence.slot is None:
                 door.admissions.pop()  # it got a place but no token: the next step sees to it
                 break
@@ -212,8 +212,7 @@ class Scheduler:
             return Plan((), preempted=(self._victim(),))
         if not shares:
             return None
-        work = Work(taken, base.decode, base.positions + spent, base.width + taken)
-        return Plan(tuple(shares), tuple(door.admissions), (), work if self.cost is not None else None, not taken)
+        return Plan(tuple(shares), tuple(door.admissions), (), room.work if self.cost is not None else None, not taken)
 
     def _decodes(self, shares: list[Share]) -> Plan:
         """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
@@ -250,7 +249,7 @@ class Scheduler:
     def _base(self, shares: list[Share]) -> Work:
         """The decodes of a step."""
         back = sum(share.sequence.computed for share in shares)
-        return Work(0, len(shares), back, self._pool.width + len(shares))
+        return Work(0, len(shares), back, self._pool.width + len(shares), reading=back)
 
     def _room(self, base: Work, prompts: list[Sequence], now: float) -> Room:
         limits = self.limits
@@ -265,10 +264,12 @@ class Scheduler:
             places -= s.slot is None
             if places >= (limits.max_batch - limits.max_running if s in burnt else 0):
                 have = max(s.computed, s.known)
-                newcomers.append(cost.prefill(have, len(s.tokens) - have))
-        crowd = pace.crowd(reading, finishing(newcomers, pace.stall - cost.predict(base)))
+                newcomers.append((have, len(s.tokens) - have))
+        tokens = min(limits.prefill_chunk, most)
+        ways = Ways(pace.longest(reading) if limits.efficient else 0.0, limits.splits, limits.pads)
+        crowd = pace.crowd(reading, Room(cost, base, seconds=pace.stall, tokens=tokens, ways=ways).finishing(newcomers))
         seconds = pace.seconds(reading, burnt=bool(burnt), crowd=crowd)
-        return Room(cost, base, seconds=seconds, tokens=min(limits.prefill_chunk, most), whole=crowd)
+        return Room(cost, base, seconds=seconds, tokens=tokens, whole=crowd, ways=ways)
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.core.attention import Attention
 from headrace.core.events import Event
 from headrace.core.kv import Pin
 from headrace.core.plan import Chunk, StepResult
@@ -89,6 +90,11 @@ class StepEngine(Protocol):
         """Most guesses in a step (`Draw.drafts`, summed over its chunks); 0: it cannot check any."""
         ...
 
+    @property
+    def attention(self) -> Attention:
+        """How its steps are computed, for the cost model."""
+        ...
+
     def piece(self, token: int) -> bytes:
         """The token's bytes as they appear in an answer; b"" for control tokens."""
         ...
@@ -119,6 +125,14 @@ class StepEngine(Protocol):
         """Append saved positions [start, end) to a slot that holds [0, start).
 
         Returns them in the order in which they took cells; empty: it could not, and the slot is as it was.
+        """
+        ...
+
+    def arrange(self, split: int, pad: int) -> None:
+        """How the next step is computed: its first `split` chunks in a batch of their own, and the last batch filled
+        up with `pad` rows that nobody reads. Only as `attention` says that it can.
+
+        That changes what the step costs, and nothing else: neither what a slot holds nor what its logits mean.
         """
         ...
 

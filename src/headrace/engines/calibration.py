@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.core.attention import Attention
 from headrace.core.costmodel import TERMS, CostModel
 from headrace.engines.machine import build, machine
 from headrace.kv.blob import fingerprint
@@ -28,7 +29,7 @@ def calibration_file(folder: Path, engine: bytes, threads: tuple[int, int]) -> P
     return folder / f"{fingerprint(engine, threads, machine(), build()).hex()}.json"
 
 
-def load_calibration(file: Path) -> CostModel | None:
+def load_calibration(file: Path, attention: Attention) -> CostModel | None:
     """None if there is none that can be used."""
     try:
         saved = msgspec.json.decode(file.read_bytes(), type=Saved)
@@ -37,7 +38,7 @@ def load_calibration(file: Path) -> CostModel | None:
     usable = saved.terms == TERMS and len(saved.coefficients) == len(TERMS)
     if not usable or not all(0.0 <= c < 1e3 for c in saved.coefficients) or sum(saved.coefficients[1:3]) == 0.0:
         return None
-    return CostModel(saved.coefficients, sure=True)
+    return CostModel(saved.coefficients, sure=True, attention=attention)
 
 
 def save_calibration(file: Path, cost: CostModel) -> None:

@@ -6,6 +6,9 @@
     └─▼─┘              └─▼─┘              └───┴───┴───┴─▼─┘
      draw               draw                           draw if the prompt ends here
 
+A step of fewer than 64 rows can be filled up with rows of a sequence that nobody reads, behind all others (`pad`):
+their cells are reserved, hold nothing between two steps, and are never counted.
+
 A chunk with guesses gives the logits of its last `drafts` + 1 rows; what is drawn from them decides which guesses hold.
 
 Rules: llama.cpp answers a misuse with a process abort, so nothing reaches it that this file has not checked; n_ubatch
@@ -25,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.attention import TILE, Attention
 from headrace.core.clock import Clock
 from headrace.core.errors import StartupError
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
@@ -33,15 +37,18 @@ from headrace.core.sampler import Scratch, draw
 from headrace.core.verification import verify
 from headrace.engines.base import ModelInfo, StepAborted, StepFailed
 from headrace.engines.draft import DraftModel, check_vocabulary
-from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
+from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, model_meta, recent_log
 from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
 
 _KV_TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
 """ggml_type numbers."""
 
-MAX_SLOTS = 255
-"""LLAMA_MAX_SEQ - 1: of the sequence ids that one context can tell apart, one is for copies out and in."""
+MAX_SLOTS = 254
+"""LLAMA_MAX_SEQ - 2: of the sequence ids that one context can tell apart, one is for copies out and in, and one for
+rows that nobody reads."""
+
+_PAD_TOKEN = 0
 
 WARM = (
     Sampling(temperature=0.0),
@@ -94,11 +101,14 @@ class LlamaEngine:
         self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
         """Recurrent state cannot be cut at a token: no prefix reuse there, and no guesses."""
         self.n_drafts = settings.drafts if self.can_share else 0
+        self.n_slots = settings.slots
         self._context = self._make_context(settings)
         self._memory = C.llama_get_memory(self._context)
-        self.n_slots = settings.slots
-        self.n_cells = int(C.llama_n_ctx(self._context))
+        self.n_cells = int(C.llama_n_ctx(self._context)) - TILE
         self.n_batch = int(C.llama_n_batch(self._context))
+        self._split = self._pad = 0
+        self._computed_at = 0.0
+        self.attention = self._attention(settings)
         trained = int(C.llama_model_n_ctx_train(self._model))
         self.info: ModelInfo = self._vocab.info(
             settings.name, min(settings.context or trained, self.n_cells), settings.created
@@ -113,9 +123,9 @@ class LlamaEngine:
 
     def _make_context(self, settings: LlamaSettings) -> Any:
         params = C.llama_context_default_params()
-        params.n_ctx = settings.cells
+        params.n_ctx = settings.cells + TILE  # for rows that nobody reads
         params.n_batch = params.n_ubatch = settings.batch
-        params.n_seq_max = settings.slots + 1  # the last one is the snapshots'
+        params.n_seq_max = settings.slots + 2  # the last two are the snapshots' and the padding's
         params.n_outputs_max = params.n_seq_max + self.n_drafts  # fewer would abort the process
         params.n_threads = settings.threads
         params.n_threads_batch = settings.threads_batch
@@ -184,20 +194,43 @@ class LlamaEngine:
         """Forget positions >= length of a slot."""
         C.llama_memory_seq_rm(self._memory, slot, length, -1)
 
+    def arrange(self, split: int, pad: int) -> None:
+        """The next step's first `split` chunks are a batch of their own; `pad` rows fill the last batch up."""
+        self._split, self._pad = split, pad
+
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        """One llama_decode over all chunks, then the draws of each chunk that asks. Raises StepAborted, StepFailed."""
+        """One llama_decode over all chunks, or two, then the draws of each chunk that asks.
+
+        Raises StepAborted, StepFailed.
+        """
+        split, pad = self._split, self._pad
+        self._split = self._pad = 0
+        if not split:
+            drawn = self._part(chunks, pad, last=True)
+            return StepResult(tuple(drawn), self._computed_at)
+        first = chunks[:split]
+        drawn = self._part(first, 0, last=False)
+        try:
+            drawn += self._part(chunks[split:], pad, last=True)
+        except (StepAborted, StepFailed):
+            for chunk in first:  # the whole step, or nothing of it
+                self.trim(chunk.slot, chunk.start)
+            raise
+        return StepResult(tuple(drawn), self._computed_at)
+
+    def _part(self, chunks: Sequence[Chunk], pad: int, *, last: bool) -> list[Drawn | None]:
+        """One batch. What it draws is read before the next one, which writes over its logits."""
         drawing, rows = self._fill(chunks)
-        code = C.llama_decode(self._context, self._batch)
-        self._abort[0] = b"\0"  # at the end: an abort that comes just before a step must not be lost
+        code = self._padded(pad) if pad else C.llama_decode(self._context, self._batch)
+        if last or code:
+            self._abort[0] = b"\0"  # at the end: an abort that comes just before a step must not be lost
         if code == 2:
             raise StepAborted
         if code != 0:
             raise StepFailed(f"llama_decode of {self._batch.n_tokens} tokens gave {code}: {recent_log()}")
-        if not rows:
-            return StepResult((None,) * len(chunks), self._clock())
-        logits = self._outputs(rows)
-        computed_at = self._clock()
         drawn: list[Drawn | None] = [None] * len(chunks)
+        logits = self._outputs(rows) if rows else self._logits
+        self._computed_at = self._clock()
         row = 0
         for i in drawing:
             want = chunks[i].draw
@@ -210,7 +243,7 @@ class LlamaEngine:
             else:
                 drawn[i] = draw(logits[row], want, self._vocab.piece, self._scratch)
                 row += 1
-        return StepResult(tuple(drawn), computed_at)
+        return drawn
 
     def abort(self) -> None:
         """From any thread: the running step, or the next one, ends within one operation of its graph."""
@@ -258,6 +291,32 @@ class LlamaEngine:
             raise StepFailed(f"a step of {guesses} guesses; the engine checks at most {self.n_drafts}")
         self._batch.n_tokens = total
         return drawing, len(drawing) + guesses
+
+    def _padded(self, pad: int) -> int:
+        """`llama_decode` of the batch and the padding behind it; the padding's cells are free again afterwards."""
+        row = self._batch.n_tokens
+        end = min(row + pad, self.n_batch)
+        self._token[row:end] = _PAD_TOKEN
+        self._pos[row:end] = range(end - row)
+        self._seq[row:end] = self.n_slots + 1
+        self._output[row:end] = 0
+        self._batch.n_tokens = end
+        code = int(C.llama_decode(self._context, self._batch))
+        C.llama_memory_seq_rm(self._memory, self.n_slots + 1, -1, -1)
+        return code
+
+    def _attention(self, settings: LlamaSettings) -> Attention:
+        """How steps are computed. What is recurrent cannot be taken back where the second part of a step fails."""
+        architecture = model_meta(self._model, "general.architecture")
+        experts = model_meta(self._model, f"{architecture}.expert_count") or "0"
+        return Attention(
+            max(1, int(C.llama_model_n_head(self._model))),
+            settings.threads_batch,
+            tiled=settings.flash_attention and settings.kv_type == "f16",
+            splits=self.can_share,
+            # Rows of a mixture are grouped by their experts: the logits of others would depend on the padding.
+            pads=self.can_share and experts == "0" and self.n_batch >= TILE,
+        )
 
     def _outputs(self, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The logits of the step's outputs, (n, n_vocab), a view over the library's buffer."""

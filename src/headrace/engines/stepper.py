@@ -91,7 +91,7 @@ class Stepper:
             pool=self._pool,
             piece=engine.piece,
             eog=frozenset(engine.info.eog),
-            cost=cost,
+            cost=cost or CostModel(attention=engine.attention),
             drafter=drafter,
         )
         self._telling = Telling(self.scheduler.teller.tell, deliver, overlap=limits.overlap)
@@ -285,6 +285,8 @@ class Stepper:
         self._telling.start()
         restored = self._clock()
         try:
+            if plan.work is not None and (plan.work.split or plan.work.pad):
+                self._engine.arrange(plan.work.decode if plan.work.split else 0, plan.work.pad)
             result = self._engine.step(chunks)
         except StepAborted:
             return

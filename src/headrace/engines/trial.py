@@ -76,7 +76,7 @@ class Trial:
 
     def __init__(self, engine: StepEngine, job: Job, clock: Clock) -> None:
         self._engine, self._job, self._clock = engine, job, clock
-        self._cost = CostModel()
+        self._cost = CostModel(attention=engine.attention)
         self._held = 0
         """Cells in use."""
 

@@ -64,7 +64,7 @@ def make_stepper(blueprint: Blueprint, engine: StepEngine, deliver: Deliver) -> 
     file = None
     if blueprint.calibration and limits.pace is not None:
         file = calibration_file(Path(blueprint.calibration), engine.fingerprint, threads)
-    cost = None if file is None else load_calibration(file)
+    cost = None if file is None else load_calibration(file, engine.attention)
     learned = None if file is None else partial(save_calibration, file)
     draft = getattr(engine, "draft", None)
     stepper = Stepper(engine, limits, time.monotonic, deliver, cost, None if draft is None else draft.of, learned)

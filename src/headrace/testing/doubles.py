@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
+from headrace.core.attention import Attention
 from headrace.core.clock import Clock
 from headrace.core.events import TokenLogprob
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
@@ -166,6 +167,9 @@ class ScriptedEngine:
             control=CONTROL,
         )
         self.n_slots, self.n_cells, self.n_batch, self.n_drafts = slots, cells, batch, drafts
+        self.attention = Attention(splits=True, pads=True)
+        self.arranged: list[tuple[int, int]] = []
+        """What `arrange` was called with."""
         self.bytes_per_token = 4
         """A saved token is its id."""
         self.fingerprint = fingerprint("scripted", name)
@@ -202,6 +206,11 @@ class ScriptedEngine:
             return ()
         held.extend(unpack(payload))
         return range(start, end)
+
+    def arrange(self, split: int, pad: int) -> None:
+        assert split >= 0
+        assert 0 <= pad < self.n_batch
+        self.arranged.append((split, pad))
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         self.steps += 1
