@@ -10,9 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.admission import AGEING, Backlog, Bounds
+from headrace.core.admission import Backlog, Bounds
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta
+from headrace.core.queued import AGEING
 from headrace.core.request import Generation
 
 PREFILL_S = 0.0005

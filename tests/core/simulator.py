@@ -113,7 +113,7 @@ class Simulator:
                 at, rid, generation = heapq.heappop(self._coming)
                 self.arrived[rid] = at
                 self.scheduler.submit(generation, self.now)
-                self.choices[rid] = self.scheduler.waiting[-1]
+                *_, self.choices[rid] = self.scheduler.waiting
             plan = self.scheduler.plan(self.now)
             if plan is None:
                 if not self._coming:

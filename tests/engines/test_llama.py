@@ -10,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engines.answered import answered
+from headrace.core.attention import TILE, Attention
 from headrace.core.errors import StartupError
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished
 from headrace.core.limits import Limits
@@ -262,6 +264,164 @@ def test_guesses_do_not_change_the_text(model_engine: LlamaEngine, vocabulary: V
     assert drafted == plain
     assert steps == 48
     assert fewer < 30
+
+
+# --- steps in two batches, and rows that nobody reads
+
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+SHAPES = 0.25
+"""How far the logits of two shapes of a batch may be apart, in their standard deviations. Row by row and in tiles they
+are added up in another order, over weights of four bits: 0.16 was the most of twelve prompts of random words."""
+
+
+def apart(a: Logits, b: Logits) -> float:
+    return float(np.sqrt(np.mean((a - b) ** 2)) / max(a.std(), b.std()))
+
+
+def logits_of(engine: LlamaEngine, chunks: Sequence[Chunk], split: int = 0, pad: int = 0) -> list[Logits]:
+    """The logits that each chunk with a draw was drawn from; afterwards the slots hold what they did."""
+    seen: list[Logits] = []
+    outputs = engine._outputs
+
+    def look(n: int) -> Logits:
+        rows = outputs(n)
+        seen.extend(rows.copy())
+        return rows
+
+    engine._outputs = look  # type: ignore[method-assign]
+    try:
+        if split or pad:
+            engine.arrange(split, pad)
+        engine.step(chunks)
+    finally:
+        del engine._outputs
+        for chunk in chunks:
+            engine.trim(chunk.slot, chunk.start)
+    return seen
+
+
+def readers_and_a_prompt(engine: LlamaEngine, seed: int) -> list[Chunk]:
+    """Some readers, each after a text of its own, and a part of a prompt, deep in it."""
+    rng = random.Random(seed)
+
+    def word() -> int:
+        return rng.randrange(100, 40_000)
+
+    chunks = []
+    for slot in range(1, 1 + rng.randrange(4)):
+        text = [word() for _ in range(rng.randrange(2, 60))]
+        engine.step([Chunk(slot, 0, text, None)])
+        chunks.append(Chunk(slot, len(text), [word()], Draw(GREEDY, 0, len(text) + 1, [*text, 0], 1)))
+    depth, count = rng.randrange(1, 300), rng.randrange(2, 50)
+    while depth > 0 and held(engine, 0) < depth:
+        start = held(engine, 0)
+        engine.step([Chunk(0, start, [word() for _ in range(min(100, depth - start))], None)])
+    ids = [word() for _ in range(count)]
+    return [*chunks, Chunk(0, depth, ids, Draw(GREEDY, 0, depth + count, [0] * (depth + count), depth + count))]
+
+
+def clear(engine: LlamaEngine) -> None:
+    for slot in range(engine.n_slots):
+        engine.trim(slot, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_rows_hold_that_nobody_reads_changes_no_bit(
+    model_engine: LlamaEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = model_engine
+    chunks = readers_and_a_prompt(engine, seed)
+    rows = sum(len(chunk.tokens) for chunk in chunks)
+    split = (len(chunks) - 1) * (seed % 2)
+    pad = TILE - (len(chunks[-1].tokens) if split else rows)
+    found = []
+    for token in (0, 7, 12_345):
+        monkeypatch.setattr("headrace.engines.llama._PAD_TOKEN", token)
+        found.append(logits_of(engine, chunks, split, pad))
+    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    plain = logits_of(engine, chunks)
+    for a, b in zip(found[0], plain, strict=True):
+        assert apart(a, b) < SHAPES
+    clear(engine)
+
+
+def test_rows_that_nobody_reads_leave_nothing_behind(model_engine: LlamaEngine, vocabulary: Vocabulary) -> None:
+    engine = model_engine
+    ids = vocabulary.encode(COUNT, special=False)
+    engine.arrange(0, TILE - len(ids))
+    engine.step([Chunk(0, 0, ids, greedy(ids))])
+    assert held(engine, engine.n_slots) == 0
+    assert held(engine, 0) == len(ids)
+    (drawn,) = engine.step([Chunk(1, 0, ids, greedy(ids))]).drawn
+    assert first(drawn) >= 0
+    assert held(engine, engine.n_slots) == 0, "the next step is plain again"
+    clear(engine)
+
+
+def test_a_step_goes_without_them_where_the_pool_is_full(demo_model: Path, vocabulary: Vocabulary) -> None:
+    engine = small(demo_model, cells=256, batch=256, slots=2)
+    ids = vocabulary.encode(ABC, special=False)
+    engine.step([Chunk(0, 0, [7] * (256 - len(ids)), None)])
+    engine.arrange(0, TILE - len(ids))
+    (drawn,) = engine.step([Chunk(1, 0, ids, greedy(ids))]).drawn
+    assert engine.piece(first(drawn)) == b" m"
+    assert [held(engine, slot) for slot in (0, 1, 2)] == [256 - len(ids), len(ids), 0]
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_apart_draw_what_they_draw_together(model_engine: LlamaEngine, seed: int) -> None:
+    engine = model_engine
+    chunks = readers_and_a_prompt(engine, 100 + seed)
+    plain, parts = logits_of(engine, chunks), logits_of(engine, chunks, split=len(chunks) - 1)
+    assert len(plain) == len(parts) == len(chunks)
+    assert all(apart(a, b) < SHAPES for a, b in zip(plain, parts, strict=True))
+    clear(engine)
+
+
+def test_a_step_that_fails_in_its_second_part_leaves_the_kv_as_it_was(
+    model_engine: LlamaEngine, vocabulary: Vocabulary
+) -> None:
+    engine = model_engine
+    count, abc = vocabulary.encode(COUNT, special=False), vocabulary.encode(ABC, special=False)
+    engine.step([Chunk(1, 0, count[:-1], None)])
+    reader = Chunk(1, len(count) - 1, count[-1:], greedy(count))
+    engine.arrange(1, 0)
+    with pytest.raises(StepFailed, match="a step of 300 tokens"):
+        engine.step([reader, Chunk(0, 0, [7] * 300, None)])
+    assert held(engine, 1) == len(count) - 1
+    assert held(engine, 0) == 0
+    part = engine._part
+
+    def aborted(chunks: Sequence[Chunk], pad: int, *, last: bool) -> list[Drawn | None]:
+        if last:
+            engine.abort()
+        return part(chunks, pad, last=last)
+
+    engine._part = aborted  # type: ignore[method-assign]
+    try:
+        engine.arrange(1, TILE - len(abc))
+        with pytest.raises(StepAborted):
+            engine.step([reader, Chunk(0, 0, abc, None)])
+    finally:
+        del engine._part
+    assert [held(engine, slot) for slot in (0, 1, engine.n_slots)] == [0, len(count) - 1, 0]
+    (drawn,) = engine.step([reader]).drawn
+    assert model_engine.piece(first(drawn)) == b" "
+    clear(engine)
+
+
+def test_what_attention_is_like_is_read_from_the_model(demo_model: Path, model_engine: LlamaEngine) -> None:
+    assert model_engine.attention == Attention(9, 2, tiled=True, splits=True, pads=True)
+    engine = small(demo_model, flash_attention=False, threads_batch=1)
+    assert not engine.attention.tiled
+    assert engine.attention.threads == 1
+    engine.close()
+    short = small(demo_model, batch=32)
+    assert not short.attention.pads, "a batch holds no tile"
+    short.close()
 
 
 # --- through the scheduler: the same text whatever the way

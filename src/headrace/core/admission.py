@@ -27,10 +27,8 @@ from dataclasses import dataclass
 
 from headrace.core.errors import Overloaded
 from headrace.core.events import Admitted, Delta, Event
+from headrace.core.queued import AGEING, Queued
 from headrace.core.request import Generation
-
-AGEING = 0.25
-"""Seconds of work by which a prompt moves forward for each second that it waits. As the scheduler orders them."""
 
 MEMORY = 0.95
 """What is left of an older prompt's weight in the hit ratio when the next one is known."""
@@ -144,7 +142,13 @@ class Backlog:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._live: dict[int, _Prompt] = {}
-        """rid → prompt, in order of arrival."""
+        """rid → prompt."""
+        self._begun: dict[int, _Prompt] = {}
+        """Of them those that the engine has begun with: hardly more than it has slots."""
+        self._queued = Queued()
+        """The others, without bound."""
+        self._silent = self._choices = 0
+        """How many have no token yet; the places that all would take."""
         self._prefill_s = 0.0
         self._decode_share = 0.0
         self._reported = 0.0
@@ -165,7 +169,7 @@ class Backlog:
     @property
     def waiting(self) -> int:
         """Generations that the engine has not begun with."""
-        return sum(1 for _ in self._waiting())
+        return len(self._queued)
 
     @property
     def hit_ratio(self) -> float:
@@ -192,6 +196,18 @@ class Backlog:
             prompt.own = self._seconds(size)
         self._check(prompt, generation.deadline)
         self._live[generation.rid] = prompt
+        self._silent += 1
+        self._choices += prompt.choices
+        tokens, reuses = prompt.tokens, prompt.reuses
+        self._queued.add(
+            generation.rid,
+            now,
+            tokens,
+            most=tokens - prompt.shared if reuses else tokens,
+            least=1.0 if reuses else tokens,
+            priority=prompt.priority,
+            choices=prompt.choices,
+        )
         self._overlap.add(generation)
 
     def book(self, event: Event, now: float) -> None:
@@ -202,11 +218,16 @@ class Backlog:
         if type(event) is Admitted:
             if prompt.cached is None:
                 prompt.cached, prompt.begun = event.cached, now
+                self._begun[event.rid] = prompt
+                self._queued.remove(event.rid, prompt.priority)
                 if prompt.reuses:
                     self._hits = MEMORY * self._hits + event.cached
                     self._seen = MEMORY * self._seen + prompt.tokens
         elif type(event) is Delta and not prompt.reading:
             prompt.reading = True
+            self._silent -= 1
+            if prompt.cached is None:
+                self._queued.pass_over(event.rid)
             self._compare(prompt, now)
 
     def remove(self, rid: int, now: float) -> None:
@@ -214,13 +235,18 @@ class Backlog:
         prompt = self._live.get(rid)
         if prompt is None:
             return
-        if prompt.cached is not None:
+        self._silent -= not prompt.reading
+        self._choices -= prompt.choices
+        if prompt.cached is None:
+            self._queued.remove(rid, prompt.priority)
+        else:
             if not prompt.reading:
                 # The engine's figure holds this one until its next step: newcomers shall not pay for it.
                 scale, _ = self._split()
-                self._reported = max(0.0, self._reported - self._left(prompt, scale))
+                self._reported = max(0.0, self._reported - scale * _whole(prompt))
             self._held_s = MEMORY * self._held_s + (now - prompt.begun)
             self._holders = MEMORY * self._holders + 1.0
+            del self._begun[rid]
         del self._live[rid]
 
     # What follows from it.
@@ -245,9 +271,8 @@ class Backlog:
         """Seconds until there is a place for it: P places that are held for H seconds each come free every H / P
         seconds, the first one when the oldest holder has had its H."""
         places = self.bounds.places
-        holders = [p for p in self._live.values() if p.cached is not None]
-        need = choices - places + sum(p.choices for p in holders)
-        need += sum(p.choices for p in self._waiting() if p.priority <= priority)
+        holders = self._begun.values()
+        need = choices - places + sum(p.choices for p in holders) + self._queued.choices(priority)
         if need <= 0 or not holders or not places or not self._holders:
             return 0.0
         hold = self._held_s / self._holders
@@ -258,13 +283,20 @@ class Backlog:
         """Tokens that are computed before a prompt of `size` tokens that comes now."""
         scale, ahead = self._split()
         own = self._seconds(size)
-        for prompt in self._live.values():
+        for prompt in self._begun.values():
             if prompt.reading or prompt.priority > priority:
                 continue
-            left = self._left(prompt, scale)
+            left = scale * _whole(prompt)
             if prompt.priority < priority or self._seconds(left) - AGEING * (now - prompt.arrived) <= own:
                 ahead += left
-        return ahead
+        return ahead + self._queued.ahead(
+            own,
+            priority,
+            now,
+            missing=1.0 - self.hit_ratio,
+            prefill_s=self._prefill_s,
+            prefill_share=1.0 - self._decode_share,
+        )
 
     def _compare(self, prompt: _Prompt, now: float) -> None:
         """Learn from when its first token came."""
@@ -275,45 +307,31 @@ class Backlog:
 
     def _quiet(self) -> bool:
         """Is there no queue, neither for work nor for places? At an overload of places all may read for a moment."""
-        live = self._live.values()
-        return all(p.reading for p in live) and 2 * sum(p.choices for p in live) <= self.bounds.places
-
-    def _waiting(self) -> Iterator[_Prompt]:
-        return (prompt for prompt in self._live.values() if prompt.cached is None)
+        return not self._silent and 2 * self._choices <= self.bounds.places
 
     def _check(self, prompt: _Prompt, deadline: float | None) -> None:
         """Raises Overloaded if it does not fit or would be late; `retry_after` says when it would do."""
-        queued = self._queued(prompt.choices)
-        if queued is not None:
-            self._check_limits(queued, prompt.tokens)
+        count, start, free = self._queued.seat(self.bounds.places - sum(p.choices for p in self._begun.values()))
+        if count or prompt.choices > free:
+            self._check_limits(count, start, prompt.tokens)
         if self.bounds.predict and self._prefill_s > 0.0 and (self._live or self._refused < TRUST):
             self._refused += not self._live
             self._check_time(prompt, deadline)
         self._refused = 0
 
-    def _queued(self, choices: int) -> list[_Prompt] | None:
-        """Who waits although all places that are free now are taken; None if one more with `choices` finds a place."""
-        free = self.bounds.places - sum(p.choices for p in self._live.values() if p.cached is not None)
-        queued: list[_Prompt] = []
-        for prompt in self._waiting():
-            if queued or prompt.choices > free:
-                queued.append(prompt)
-            else:
-                free -= prompt.choices
-        return None if not queued and choices <= free else queued
-
-    def _check_limits(self, queued: list[_Prompt], tokens: int) -> None:
-        bounds, count = self.bounds, len(queued)
+    def _check_limits(self, count: int, start: int, tokens: int) -> None:
+        """`count` wait although all places that are free now are taken: those from row `start` on."""
+        bounds = self.bounds
         if count >= bounds.max_waiting:
-            work = sum(self._size(p.tokens, p.reuses, p.shared) for p in queued)
+            work = self._queued.work(1.0 - self.hit_ratio, start)
             retry = _whole_seconds(self._seconds(work) / max(1, count))
             raise Overloaded(
                 f"{count} requests are waiting, the limit is {bounds.max_waiting}; try again in {retry} s",
                 retry_after=retry,
                 reason="queue_full",
             )
-        held = sum(p.tokens for p in queued)
-        if queued and held + tokens > bounds.max_waiting_tokens:
+        held = self._queued.tokens(start)
+        if count and held + tokens > bounds.max_waiting_tokens:
             retry = _whole_seconds(self._seconds(held + tokens - bounds.max_waiting_tokens))
             raise Overloaded(
                 f"{held} prompt tokens are waiting and this request has {tokens}, the limit is "
@@ -346,12 +364,6 @@ class Backlog:
         """What computing prompt tokens takes beside the decodes."""
         return tokens * self._prefill_s / (1.0 - self._decode_share)
 
-    def _left(self, prompt: _Prompt, scale: float) -> float:
-        """Tokens that are still to be computed for a prompt; `scale` as `_split` gives it."""
-        return (
-            self._size(prompt.tokens, prompt.reuses, prompt.shared) if prompt.cached is None else scale * _whole(prompt)
-        )
-
     def _split(self) -> tuple[float, float]:
         """The engine's one figure, divided: (what is left of each running prefill, as a share of it; tokens of which
         nothing is known here: replays, sequences that had to start again).
@@ -359,10 +371,9 @@ class Backlog:
         Those that wait are counted here: the engine would say how long they are, not what they share with others, and
         of the latest it may not have heard. Where nobody has begun, its figure is none of ours: it fills its cache.
         """
-        begun = [p for p in self._live.values() if p.cached is not None]
-        whole = sum(_whole(p) for p in begun if not p.reading)
+        whole = sum(_whole(p) for p in self._begun.values() if not p.reading)
         scale = min(1.0, self._reported / whole) if whole else 0.0
-        return scale, max(0.0, self._reported - whole) if begun else 0.0
+        return scale, max(0.0, self._reported - whole) if self._begun else 0.0
 
 
 def _whole(prompt: _Prompt) -> int:

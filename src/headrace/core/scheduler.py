@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from headrace.core.admission import AGEING
+from headrace.core.attention import TILE
 from headrace.core.budget import Room, Ways
 from headrace.core.costmodel import CostModel, Work
 from headrace.core.door import Door
@@ -29,10 +29,12 @@ from headrace.core.events import Admitted, Event, Failed
 from headrace.core.kv import CellPool, Outside, PrefixIndex
 from headrace.core.limits import Limits
 from headrace.core.plan import Admission, Chunk, Draw, Drawn, KvOp, Plan, Share, StepResult
+from headrace.core.queued import AGEING
 from headrace.core.request import BATCH, Generation
 from headrace.core.residency import Residency
 from headrace.core.sequence import Sequence, sequences
 from headrace.core.teller import Taken, Teller
+from headrace.core.waiting import Waiting
 
 STRETCH = 1.0 + 1.0 / AGEING
 """A prompt without a deadline is due after this many times the seconds that it takes alone: what is left to do of a
@@ -43,6 +45,9 @@ PATIENCE = 30.0
 
 NOMINAL = 1e-3
 """Seconds a prompt token counts without a cost model: only the order depends on it."""
+
+PADDABLE = 4 * TILE
+"""Free cells from which on a step may be padded: for its prompt, its readers and the padding."""
 
 SAMPLE = 8
 """The cost model learns from every step with a prompt in it, and from each so-manieth of the others: all are alike."""
@@ -62,10 +67,7 @@ class Scheduler:
         cost: CostModel | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        """`cost`: what is known of the engine; without one it learns from the first step on.
-
-        `drafter`: who guesses tokens ahead, if anybody does.
-        """
+        """`cost`: what is known of the engine, else it is learned; `drafter`: who guesses tokens ahead, if anybody."""
         self.limits = limits
         self.cost = None if limits.pace is None else cost or CostModel()
         self.residency = Residency(
@@ -78,7 +80,7 @@ class Scheduler:
         self._pool = pool
         self.teller = Teller(piece, eog)
         self._drafter = drafter
-        self.waiting: list[Sequence] = []
+        self.waiting = Waiting(by_due=limits.earliest_deadline)
         self.running: list[Sequence] = []
         self._steps = 0
         self._decode_share = 0.0  # of one reader
@@ -90,11 +92,8 @@ class Scheduler:
         return f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {self.residency!r}]>"
 
     def submit(self, generation: Generation, now: float, outside: Outside | None = None, *, hold: float = 0.0) -> None:
-        """Queue all choices of a generation.
-
-        `outside`: a prefix of it that is kept outside the pool. `hold`: it is being fetched, wait for `fetched` until
-        then.
-        """
+        """Queue all choices of a generation. `outside`: a prefix of it that is kept outside the pool, `hold`: which is
+        being fetched, wait for `fetched` until then."""
         come = sequences(generation, now, self.teller.piece)
         if not come:
             return
@@ -107,28 +106,27 @@ class Scheduler:
             due += fair if generation.deadline is None else generation.deadline
         for sequence in come:
             sequence.known, sequence.due, sequence.outside, sequence.hold = known, due, outside, hold
-        self.waiting.extend(come)
+            self.waiting.add(sequence)
 
     def fetched(self, rid: int, outside: Outside | None) -> None:
         """What a generation was held for is there, or will not come."""
-        for sequence in self.waiting:
-            if sequence.generation.rid == rid:
-                sequence.outside, sequence.hold = outside, 0.0
+        self.waiting.fetched(rid, outside)
 
     def held_until(self, now: float) -> float | None:
         """When the first of those that waited for a fetch in the plan of `now` gives up."""
-        return min((s.hold for s in self.waiting if s.hold > now and not s.paused), default=None)
+        return self.waiting.held_until(now)
 
     def cancel(self, rid: int) -> None:
         """Forget a generation. What it computed stays for reuse, unless its prompt is not even whole."""
-        self.waiting = [s for s in self.waiting if s.generation.rid != rid]
+        self.waiting.discard(rid)
         for sequence in [s for s in self.running if s.generation.rid == rid]:
             self._retire(sequence, keep=sequence.drawn > 0)
         self.residency.shrink()
 
     def pause(self, rid: int, paused: bool) -> None:
         """Draw no tokens for a generation, or go on."""
-        for sequence in (*self.waiting, *self.running):
+        self.waiting.pause(rid, paused)
+        for sequence in self.running:
             if sequence.generation.rid == rid:
                 sequence.paused = paused
 
@@ -138,7 +136,7 @@ class Scheduler:
 
     def rids(self) -> set[int]:
         """Generations that are not over."""
-        return {s.generation.rid for s in (*self.waiting, *self.running)}
+        return self.waiting.rids | {s.generation.rid for s in self.running}
 
     @property
     def completion_tokens(self) -> int:
@@ -153,13 +151,12 @@ class Scheduler:
     @property
     def backlog(self) -> int:
         """Prompt tokens that are to be computed, as far as is known now; what choices share counts once."""
-        return self.begun + sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0 and not s.begun)
+        return self.begun + self.waiting.fresh_tokens
 
     @property
     def begun(self) -> int:
         """Those of the backlog whose sequences a step has worked on, here or in the engine that this one replaces."""
-        again = sum(len(s.tokens) - s.known for s in self.waiting if s.index == 0 and s.begun)
-        return again + sum(s.pending for s in self.running if not s.decoding)
+        return self.waiting.begun_tokens + sum(s.pending for s in self.running if not s.decoding)
 
     # Deciding.
 
@@ -228,8 +225,10 @@ class Scheduler:
         return Plan(tuple(shares), work=work, decodes=True)
 
     def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
-        """Prompts that lack tokens, in the order in which they get them: running ones and waiting ones."""
-        waiting = [s for s in self.waiting if not s.paused and now >= s.hold]
+        """Prompts that lack tokens, in the order in which they get them: running ones, waiting ones that may start."""
+        awake, limits = sum(not s.paused for s in self.running), self.limits
+        places, late_places = limits.max_batch - awake, limits.max_running - awake
+        waiting = self.waiting.newcomers(now, places, late_places, lambda s: self._burnt(s, now))
         if not self.limits.earliest_deadline:
             return running + waiting
         # Not by what is left of it as well: whoever gets a chunk would fall behind its equals, and all end at the end.
@@ -258,18 +257,19 @@ class Scheduler:
         if pace is None or cost is None:
             chunk = limits.prefill_chunk_busy if reading else limits.prefill_chunk
             return Room(None, base, seconds=0.0, tokens=min(chunk, most))
-        burnt, newcomers = [s for s in prompts if self._burnt(s, now)], []
+        burnt, newcomers = [s for s in (*prompts, *self.waiting.oldest(now)) if self._burnt(s, now)], []
         places = limits.max_batch - sum(not s.paused for s in self.running)
         for s in [s for s in prompts if not s.drawn]:
             places -= s.slot is None
             if places >= (limits.max_batch - limits.max_running if s in burnt else 0):
                 have = max(s.computed, s.known)
                 newcomers.append((have, len(s.tokens) - have))
-        tokens = min(limits.prefill_chunk, most)
-        ways = Ways(pace.longest(reading) if limits.efficient else 0.0, limits.splits, limits.pads)
-        crowd = pace.crowd(reading, Room(cost, base, seconds=pace.stall, tokens=tokens, ways=ways).finishing(newcomers))
+        most = min(limits.prefill_chunk, most)
+        pads = limits.pads and self._pool.free >= PADDABLE
+        ways = Ways(limits.efficient * pace.longest(reading), limits.splits, pads)
+        crowd = pace.crowd(reading, Room(cost, base, seconds=pace.stall, tokens=most, ways=ways).finishing(newcomers))
         seconds = pace.seconds(reading, burnt=bool(burnt), crowd=crowd)
-        return Room(cost, base, seconds=seconds, tokens=tokens, whole=crowd, ways=ways)
+        return Room(cost, base, seconds=seconds, tokens=most, whole=crowd, ways=ways)
 
     def _victim(self) -> Sequence:
         """Whom to send back: one whose reader does not keep up, else the youngest."""
@@ -285,7 +285,7 @@ class Scheduler:
             self.residency.release(sequence)
             sequence.computed = 0
             self.running.remove(sequence)
-            self.waiting.insert(0, sequence)
+            self.waiting.put_back(sequence)
             self.preemptions += 1
         self.residency.make_room(0, len(plan.admissions), {admission.source for admission in plan.admissions})
         for admission in plan.admissions:
@@ -385,7 +385,7 @@ class Scheduler:
     def fail(self, plan: Plan, message: str) -> list[Event]:
         """The engine could not compute the plan: its generations end, what they had in the KV is not to be trusted."""
         rids = {share.sequence.generation.rid for share in plan.shares}
-        self.waiting = [s for s in self.waiting if s.generation.rid not in rids]
+        self.waiting.discard(*rids)
         for sequence in [s for s in self.running if s.generation.rid in rids]:
             self._retire(sequence, keep=False)
         self.residency.shrink()

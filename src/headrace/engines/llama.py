@@ -7,7 +7,7 @@
      draw               draw                           draw if the prompt ends here
 
 A step of fewer than 64 rows can be filled up with rows of a sequence that nobody reads, behind all others (`pad`):
-their cells are reserved, hold nothing between two steps, and are never counted.
+they hold nothing between two steps and are never counted; where the pool has no cells for them the step goes without.
 
 A chunk with guesses gives the logits of its last `drafts` + 1 rows; what is drawn from them decides which guesses hold.
 
@@ -44,11 +44,13 @@ from headrace.engines.vocab import Vocabulary, open_model
 _KV_TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
 """ggml_type numbers."""
 
-MAX_SLOTS = 254
-"""LLAMA_MAX_SEQ - 2: of the sequence ids that one context can tell apart, one is for copies out and in, and one for
-rows that nobody reads."""
+MAX_SLOTS = 255
+"""LLAMA_MAX_SEQ - 1: of the sequence ids that one context can tell apart, one is for copies out and in, and for rows
+that nobody reads."""
 
 _PAD_TOKEN = 0
+_NO_CELLS = 1
+"""llama_decode's code for a batch that finds no room; nothing was changed."""
 
 WARM = (
     Sampling(temperature=0.0),
@@ -104,7 +106,7 @@ class LlamaEngine:
         self.n_slots = settings.slots
         self._context = self._make_context(settings)
         self._memory = C.llama_get_memory(self._context)
-        self.n_cells = int(C.llama_n_ctx(self._context)) - TILE
+        self.n_cells = int(C.llama_n_ctx(self._context))
         self.n_batch = int(C.llama_n_batch(self._context))
         self._split = self._pad = 0
         self._computed_at = 0.0
@@ -123,9 +125,9 @@ class LlamaEngine:
 
     def _make_context(self, settings: LlamaSettings) -> Any:
         params = C.llama_context_default_params()
-        params.n_ctx = settings.cells + TILE  # for rows that nobody reads
+        params.n_ctx = settings.cells
         params.n_batch = params.n_ubatch = settings.batch
-        params.n_seq_max = settings.slots + 2  # the last two are the snapshots' and the padding's
+        params.n_seq_max = settings.slots + 1  # the last one is the snapshots', and the padding's
         params.n_outputs_max = params.n_seq_max + self.n_drafts  # fewer would abort the process
         params.n_threads = settings.threads
         params.n_threads_batch = settings.threads_batch
@@ -298,11 +300,14 @@ class LlamaEngine:
         end = min(row + pad, self.n_batch)
         self._token[row:end] = _PAD_TOKEN
         self._pos[row:end] = range(end - row)
-        self._seq[row:end] = self.n_slots + 1
+        self._seq[row:end] = self.n_slots
         self._output[row:end] = 0
         self._batch.n_tokens = end
         code = int(C.llama_decode(self._context, self._batch))
-        C.llama_memory_seq_rm(self._memory, self.n_slots + 1, -1, -1)
+        C.llama_memory_seq_rm(self._memory, self.n_slots, -1, -1)
+        if code == _NO_CELLS:
+            self._batch.n_tokens = row
+            code = int(C.llama_decode(self._context, self._batch))
         return code
 
     def _attention(self, settings: LlamaSettings) -> Attention:
