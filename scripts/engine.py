@@ -185,11 +185,10 @@ def build(python: Path, facts: Facts, folder: Path) -> None:
 
 
 def prune(wheels: Path, kept: int = KEPT) -> None:
-    """Forget the builds that were not used for longest."""
+    """Forget the builds that were not used for longest. Locks stay: somebody may wait for one."""
     folders = [folder for folder in wheels.iterdir() if folder.is_dir() and not folder.name.endswith(".part")]
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime)[:-kept]:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
 
 
 def ensure(environment: Path, wheels: Path, environ: Mapping[str, str]) -> None:

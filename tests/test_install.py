@@ -3,6 +3,7 @@ that only say what they were asked; and what scripts/engine.py makes of a CPU.""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -186,6 +187,31 @@ def test_what_a_killed_build_left_is_swept_away(installed: Checkout) -> None:
 
 def test_without_a_compiler_it_says_what_to_install(checkout: Checkout) -> None:
     assert "no C++ compiler found" in checkout.install(code=2, CXX="no-such-compiler")[1]
+
+
+def test_another_python_makes_the_environment_anew(installed: Checkout) -> None:
+    python = str(installed.bin / "python3")
+    assert installed.install(PYTHON=python) == ([], "")
+    (installed.root / ".venv" / "pyvenv.cfg").write_text("version = 3.9.1\n")
+    calls, said = installed.install(PYTHON=python)
+    assert calls == ["engine", "editable", "selftest"]
+    assert "Making .venv with Python" in said
+
+
+def test_a_second_installation_waits_for_the_build_of_the_first(installed: Checkout) -> None:
+    shutil.rmtree(installed.root / ".venv")
+    lock = next((installed.cache / "headrace" / "wheels").glob("*.lock"))
+    environ = {"PATH": f"{installed.bin}:/usr/bin:/bin", "XDG_CACHE_HOME": str(installed.cache)}
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        words = [installed.root / "scripts" / "install"]
+        with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None
+            assert any("waiting for it" in line for line in second.stdout)
+            assert not (installed.root / ".venv" / ".engine").exists()
+            fcntl.flock(held, fcntl.LOCK_UN)
+            assert "Installed" in second.stdout.read()
+    assert second.returncode == 0
 
 
 @pytest.mark.parametrize(("status", "code"), [(3, 0), (2, 2), (1, 2)])

@@ -7,8 +7,8 @@
     other.gguf   (one that AMX leaves alone)    ─┴─ …                                  likewise
 
 llama.cpp has one switch for all the kernels that lay weights out anew (`use_extra_bufts`) and takes the first that
-knows a format, so which family computed is read from what the library says of its buffers, and a file of a format that only
-repacked kernels know tells these two apart on a CPU that has both.
+knows a format, so which family computed is read from what the library says of its buffers, and a file of a format that
+only repacked kernels know tells these two apart on a CPU that has both.
 
 Rules: a child process computes, because a wrong kernel may end it; 64 rows at once and then one, since these are other
 kernels; on two threads, because AMX is set up thread by thread.
