@@ -140,9 +140,9 @@ def read_stamp(file: Path) -> Facts:
 
 
 def origins(environment: Path) -> list[str]:
-    """Where each installed copy of the package came from, as pip noted it; "" for a package index."""
+    """Where each installed copy of the package came from, as pip noted it; "" for a package index. lib64 is a link to lib."""
     found = []
-    for folder in environment.glob("lib*/python*/site-packages/llama_cpp_python-*.dist-info"):
+    for folder in environment.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info"):
         file = folder / "direct_url.json"
         found.append(file.read_text() if file.is_file() else "")
     return found
