@@ -140,7 +140,7 @@ def read_stamp(file: Path) -> Facts:
 
 
 def origins(environment: Path) -> list[str]:
-    """Where each installed copy of the package came from, as pip noted it; "" for a package index. lib64 is a link to lib."""
+    """Where each installed copy came from, as pip noted it; "" for a package index. (lib64 is a link to lib.)"""
     found = []
     for folder in environment.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info"):
         file = folder / "direct_url.json"

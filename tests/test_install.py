@@ -24,7 +24,8 @@ PYTHON = """#!/bin/bash
 # A Python whose pip and venv are told in calls.log; what else it is asked, the real one does.
 case "$*" in
 "-m venv --clear "*)
-    rm -rf "$4"; mkdir -p "$4/bin" "$4/lib"; ln -s lib "$4/lib64"; cp "$0" "$4/bin/python"; echo "version = VERSION.0" >"$4/pyvenv.cfg" ;;
+    rm -rf "$4"; mkdir -p "$4/bin" "$4/lib"; ln -s lib "$4/lib64"
+    cp "$0" "$4/bin/python"; echo "version = VERSION.0" >"$4/pyvenv.cfg" ;;
 "-m pip --version") ;;
 "-m pip wheel "*)
     echo "wheel CMAKE_ARGS=${CMAKE_ARGS:-} $*" >>LOG
