@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -95,3 +96,12 @@ def redis_server(make_redis: Callable[..., RedisServer]) -> RedisServer:
     server = make_redis()
     server.start()
     return server
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts, here and in what is started here, also where whoever started the tests ignores it: a shell
+    does so for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

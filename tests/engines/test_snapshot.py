@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,16 @@ from headrace.testing import ManualClock
 from rig import GREEDY
 
 pytestmark = pytest.mark.real
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+SPREAD = 0.15
+"""How far logits may be apart where the same KV is summed up in another order, because it lies in other cells or was
+computed in a batch of another shape: root mean square, in standard deviations of the logits. What the kernels of a CPU
+make of that differs: from nothing to 0.09 was seen. One other token in the prompt makes 0.3 and more."""
+CERTAIN = 0.6
+"""By how many standard deviations the best token leads wherever two answers are to be equal: more than twice what any
+single logit was seen to move."""
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 8 + "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,"
 
@@ -61,29 +72,72 @@ def prefill(engine: LlamaEngine, slot: int, tokens: Sequence[int], start: int = 
     engine.step([Chunk(slot, start, tokens[start:], None)])
 
 
-def answer(engine: LlamaEngine, slot: int, tokens: Sequence[int], n: int) -> list[int]:
-    """`n` greedy tokens; the slot holds all but the last of `tokens`."""
-    ids = list(tokens)
+def answered(engine: LlamaEngine, slot: int, tokens: Sequence[int], n: int) -> tuple[list[int], Logits]:
+    """`n` greedy tokens and the (n, n_vocab) logits that they come from; the slot holds all but the last of `tokens`.
+    None of them is a close call, so that another kernel's rounding does not change it."""
+    ids, rows = list(tokens), []
     for _ in range(n):
         drawn = engine.step([Chunk(slot, len(ids) - 1, ids[-1:], Draw(GREEDY, 0, len(ids), ids, len(tokens)))]).drawn[0]
         assert drawn is not None
         ids.append(drawn.tokens[0])
-    return ids[len(tokens) :]
+        rows.append(np.array(engine._logits[0]))
+        second, best = np.partition(rows[-1], -2)[-2:]
+        assert best - second > CERTAIN * rows[-1].std(), "this test needs a text that is easier to go on with"
+    return ids[len(tokens) :], np.array(rows)
+
+
+def answer(engine: LlamaEngine, slot: int, tokens: Sequence[int], n: int) -> list[int]:
+    """The tokens alone."""
+    return answered(engine, slot, tokens, n)[0]
+
+
+def apart(one: Logits, other: Logits) -> float:
+    """See SPREAD."""
+    return float(np.sqrt(np.mean((one - other) ** 2)) / one.std())
 
 
 def test_a_restored_sequence_goes_on_as_the_computed_one(engine: LlamaEngine, tokens: list[int]) -> None:
     n = len(tokens) - 1
     prefill(engine, 0, tokens[:-1])
     first, second = engine.save(0, 0, 64), engine.save(0, 64, n)
-    expected = answer(engine, 0, tokens, 8)
-    logits = np.array(engine._logits[0])
+    expected, logits = answered(engine, 0, tokens, 4)
+    engine.trim(0, 0)
+    assert list(engine.load(0, 0, 64, first)) == list(range(64))
+    assert list(engine.load(0, 64, n, second)) == list(range(64, n))
+    again, same = answered(engine, 0, tokens, 4)
+    assert again == expected
+    assert np.array_equal(same, logits), "the same KV in the same cells, in batches of the same shape"
     engine.trim(0, 0)
     prefill(engine, 3, tokens[:40])  # so that the restored cells lie elsewhere
     assert list(engine.load(1, 0, 64, first)) == list(range(64))
     assert list(engine.load(1, 64, n, second)) == list(range(64, n))
     assert held(engine, 1) == (0, n - 1)
-    assert answer(engine, 1, tokens, 8) == expected
-    assert np.allclose(engine._logits[0], logits, atol=1e-3)
+    again, close = answered(engine, 1, tokens, 4)
+    assert again == expected
+    assert apart(logits, close) < SPREAD
+
+
+def test_what_is_computed_on_what_was_restored_is_as_computed_at_once(engine: LlamaEngine, tokens: list[int]) -> None:
+    prefill(engine, 0, tokens[:-1])
+    beginning = engine.save(0, 0, 40)
+    expected, logits = answered(engine, 0, tokens, 4)
+    engine.trim(0, 0)
+    assert engine.load(0, 0, 40, beginning)
+    prefill(engine, 0, tokens[:-1], 40)
+    again, close = answered(engine, 0, tokens, 4)
+    assert again == expected
+    assert apart(logits, close) < SPREAD
+
+
+def test_the_kv_of_another_token_is_further_away_than_that(engine: LlamaEngine, tokens: list[int]) -> None:
+    other = [*tokens[:-10], tokens[-30], *tokens[-9:]]
+    found = []
+    for slot, prompt in enumerate((tokens, other)):
+        prefill(engine, slot, prompt[:-1])
+        chunk = Chunk(slot, len(prompt) - 1, prompt[-1:], Draw(GREEDY, 0, len(prompt), prompt, len(prompt)))
+        engine.step([chunk])
+        found.append(np.array(engine._logits[:1]))
+    assert apart(*found) > 1.2 * SPREAD
 
 
 def test_what_is_restored_is_saved_alike(engine: LlamaEngine, tokens: list[int]) -> None:
@@ -255,7 +309,7 @@ def half(file: Path) -> None:
 def test_a_damaged_file_never_changes_an_answer(
     engine: LlamaEngine, tokens: list[int], tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    other = [*tokens[-3:], *tokens[40:80]]
+    other = [*tokens[-3:], *tokens[50:]]
     with stored(engine, tmp_path) as store:
         cold = served(engine, store, tokens)
         assert cold[0] == 0

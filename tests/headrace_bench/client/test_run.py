@@ -108,6 +108,7 @@ def test_what_is_raised_while_a_record_is_kept_ends_the_load(url: str) -> None:
         run(Target(url, QUICK), schedule(0.0, 50.0, duration=60.0), on_record=full)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_keeps_what_was_measured(url: str) -> None:
     def interrupt(_: Record) -> None:
         threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -120,6 +120,7 @@ def signalled(url: str, out: Path, number: signal.Signals) -> tuple[int, str]:
     return program.returncode, said
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_keeps_the_folder(url: str, tmp_path: Path) -> None:
     code, said = signalled(url, tmp_path / "out", signal.SIGINT)
     assert code == 130
