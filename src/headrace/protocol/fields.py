@@ -34,7 +34,8 @@ class Field(Generic[T]):
 
     def read(self, fields: Mapping[str, Any]) -> T:
         """The field's value, `default` where it is missing or null. Raises InvalidRequest."""
-        return self.read_or(fields, self.default)
+        value = fields.get(self.name.rpartition(".")[2])
+        return self.default if value is None else self.parse(self.name, value)
 
     def read_or(self, fields: Mapping[str, Any], default: T) -> T:
         """The same with another default than the row's."""
