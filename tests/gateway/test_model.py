@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -210,3 +211,16 @@ async def test_what_was_not_shown_of_a_complete_answer_cannot_be_made_up() -> No
         await continued(Told("a", tuple(b"a<"), 2), stop=("<end>",), max_tokens=2)
     with pytest.raises(EngineUnavailable):
         await continued(Told("x", (97,), 1))
+
+
+# Sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_models_own_sampling_holds_unless_the_answer_was_begun_with_another(chat: bool) -> None:
+    one = model(HandEngine(), sampling=Sampling(temperature=0.2, top_k=40))
+    fields = {"model": "m", "top_p": 0.5, "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    ask = Ask(chat, "m", fields, 0, Options(), 42)
+    assert one.parse(ask).options.sampling == Sampling(0.2, 0.5, 40, seed=42)
+    begun = replace(ask, told=Told("a", (97,), 1), sampling=Sampling(0.7, 0.5, seed=42))
+    assert one.parse(begun).options.sampling == Sampling(0.7, 0.5, seed=42)

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     StartupError,
     Unsupported,
 )
+from headrace.core.request import Sampling
 from headrace.gateway.affinity import BLOCK
 from headrace.gateway.model import ServedModel
 from headrace.gateway.spec import AliasSpec, EngineSpec, MirrorSpec
@@ -622,3 +623,13 @@ async def test_the_end_closes_everything() -> None:
     with pytest.raises(StartupError):
         await hand.pool.load("d")
     await hand.pool.close()
+
+
+@on_loop
+async def test_only_engines_of_ours_say_how_they_sample() -> None:
+    hand = Hand("ab")
+    await hand.load("a")
+    assert hand.pool.sampling("chat") is None
+    hand.pool._loaded["b"] = model(HandEngine(), sampling=Sampling(temperature=0.2))
+    hand.pool.assign("chat", {"a": 1.0, "b": 0.0})
+    assert hand.pool.sampling("chat") == Sampling(temperature=0.2), "the first of ours, whatever stands before it"

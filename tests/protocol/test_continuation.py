@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import EngineUnavailable
-from headrace.core.request import BATCH, Ask, Told
+from headrace.core.request import BATCH, Ask, Sampling, Told
 from headrace.protocol.continuation import (
     FLAVOURS,
     check_continuable,
@@ -221,3 +221,20 @@ def test_none_are_left() -> None:
         going_on(ask(max_tokens=3), TOLD, "up", "vllm", "x", 100)
     with pytest.raises(EngineUnavailable, match="room"):
         going_on(ask(), TOLD, "up", "vllm", "x")
+
+
+BEGUN = Sampling(temperature=0.2, top_p=0.9)
+
+
+def test_what_an_engine_of_ours_began_is_drawn_on_as_it_began() -> None:
+    request = replace(ask(temperature=None, top_p=0.5, max_tokens=9), sampling=BEGUN)
+    for flavour, penalty in (("vllm", "repetition_penalty"), ("llama-server", "repeat_penalty")):
+        body = json.loads(going_on(request, TOLD, "up", flavour, "x", 99))  # type: ignore[arg-type]
+        drawn = {name: body[name] for name in ("temperature", "top_p", "top_k", "min_p", penalty)}
+        assert drawn == {"temperature": 0.2, "top_p": 0.5, "top_k": -1, "min_p": 0.0, penalty: 1.0}
+
+
+def test_another_server_has_defaults_of_its_own() -> None:
+    sent = [outgoing(ask(max_tokens=9), "up", "vllm"), going_on(ask(max_tokens=9), TOLD, "up", "vllm", "x", 99)]
+    for body in map(json.loads, sent):
+        assert not {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & body.keys()

@@ -165,3 +165,10 @@ def test_text_is_never_repeated() -> None:
     assert "secret" not in "".join(
         fields.shown(value) for value in ("secret", ["secret"], {"secret": "secret"}, None, True)
     )
+
+
+def test_another_default_holds_where_nothing_is_said() -> None:
+    row = Field("a.x", fields.number(0, 2), 1.0)
+    assert [row.read_or(given, 0.2) for given in ({}, {"x": None}, {"x": 0}, {"x": 1})] == [0.2, 0.2, 0.0, 1.0]
+    with pytest.raises(InvalidRequest, match=r"a\.x must be"):
+        row.read_or({"x": 3}, 0.2)

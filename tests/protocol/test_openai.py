@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.core.errors import InvalidRequest
@@ -20,6 +21,7 @@ from headrace.core.request import (
     Pacing,
     Sampling,
 )
+from headrace.core.sampler import is_greedy, temperature_at
 from headrace.protocol import openai
 from headrace.protocol.openai import model_of, parse_chat, parse_completion, read
 
@@ -502,3 +504,25 @@ def test_completion_logprobs() -> None:
 @pytest.mark.parametrize("value", [..., None, [], [{}], [{"role": "user"}]])
 def test_messages_are_refused_by_their_name(value: Any) -> None:
     assert refusal(chat, messages=value).param == "messages"
+
+
+# A model's own defaults ───────────────────────────────────────────────────────────────────────────────────────────────
+
+OWN = Sampling(temperature=0.2, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1)
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+def test_a_models_own_sampling_holds_where_the_request_is_silent(parse: Any) -> None:
+    def sampled(**fields: Any) -> Sampling:
+        body = {"model": "m", "messages": HI, "prompt": "hi", **fields}
+        sampling: Sampling = parse(body, n_vocab=N_VOCAB, seed=seed, defaults=OWN).options.sampling
+        return sampling
+
+    silent = dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
+    assert sampled() == sampled(**silent) == msgspec.structs.replace(OWN, seed=77), "null is absence"
+    for name, value in (("temperature", 0), ("top_p", 1), ("top_k", 0), ("min_p", 0), ("repetition_penalty", 1)):
+        assert sampled(**{name: value}) == msgspec.structs.replace(OWN, seed=77, **{name: value}), "field by field"
+    assert sampled(top_k=-1).top_k == 0, "off is said, so it is off"
+    assert is_greedy(sampled(temperature=0))
+    falling = sampled(headrace={"temperature_decay": {"every": 1, "factor": 0.5, "floor": 0.1}})
+    assert [temperature_at(falling, i) for i in range(3)] == [0.2, 0.1, 0.1], "from the model's own temperature"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.events import Admitted, Delta, Event, Failed, Finished, FinishReason, Marks
 from headrace.core.kv import Pin
-from headrace.core.request import Generation
+from headrace.core.request import Generation, Sampling
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink, StreamEngine
 from headrace.gateway.guard import Guard
 from headrace.gateway.model import ServedModel
@@ -133,10 +133,11 @@ class HandEngine:
         self.emit(Failed(self.rid, code, message))
 
 
-def model(engine: StreamEngine, *, template: str | None = TEMPLATE) -> ServedModel:
+def model(engine: StreamEngine, *, template: str | None = TEMPLATE, sampling: Sampling | None = None) -> ServedModel:
     tokenizer = ByteTokenizer()
     chat = None if template is None else ChatTemplate(template, control=CONTROL, bos=256, eos=None)
-    return ServedModel(engine, tokenizer, chat, PieceEncoder(tokenizer, max_bytes=1 << 20))
+    encoder = PieceEncoder(tokenizer, max_bytes=1 << 20)
+    return ServedModel(engine, tokenizer, chat, encoder, sampling=sampling or Sampling())
 
 
 def server(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from headrace.core.errors import EngineUnavailable, Unsupported
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Sampling
 from headrace.gateway.backend import Backend, End
 from headrace.gateway.model import ServedModel
 from headrace.observe.accesslog import AccessLog
@@ -50,6 +50,9 @@ class HandFleet:
 
     def created(self, alias: str) -> int:
         return 7
+
+    def sampling(self, alias: str) -> Sampling | None:
+        return None
 
     def ready(self, alias: str) -> bool:
         return True

@@ -34,7 +34,9 @@ def envelope(call: Call) -> dict[str, Any]:
 @on_loop
 async def test_lists_and_shows_models() -> None:
     client = Client(server(HandEngine()))
-    card = {"id": "m", "object": "model", "created": 7, "owned_by": "headrace"}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    ours = {"sampling": sampling}
+    card = {"id": "m", "object": "model", "created": 7, "owned_by": "headrace", "headrace": ours}
     async with client.get("/v1/models") as call:
         assert call.json() == {"object": "list", "data": [card]}
     async with client.get("/v1/models/m") as call:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from headrace.core.errors import ContextExceeded, EngineUnavailable, Overloaded, UpstreamFailed
 from headrace.core.events import Admitted, Broken, Delta
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Sampling
 from headrace.gateway.backend import Work
 from headrace.observe.accesslog import LOGGER
 from headrace.protocol.sse import COMMENT
@@ -567,3 +567,42 @@ async def test_a_whole_body_is_passed_on() -> None:
         answer = call.json()
         assert answer["id"] == "theirs"
         assert answer["headrace"]["timeline"]["ttft"] >= 0
+
+
+@on_loop
+async def test_an_answer_is_drawn_in_one_way_though_engines_differ_in_their_own() -> None:
+    a, b, c = HandEngine(), HandEngine(), HandUpstream()
+    ours = {"a": model(a, sampling=Sampling(temperature=0.2)), "b": model(b, sampling=Sampling(temperature=0.9))}
+    fleet = HandFleet({**ours, "c": c})
+    async with Client(fleet_server(fleet)).chat(stream=True, top_p=0.5) as call:
+        a.admit()
+        a.emit(Delta(a.rid, 0, "one ", 4, ids=tuple(b"one ")))
+        await settle()
+        a.fail()
+        await settle()
+        began, goes_on = a.generations[0].sampling, b.generations[0].sampling
+        assert (began.temperature, began.top_p) == (0.2, 0.5)
+        assert goes_on == began
+        b.admit()
+        b.fail()
+        await settle()
+        assert c.asks[-1].sampling == began, "who is no engine of ours can say it too"
+        c.relay("two")
+        c.over()
+        await call.task
+
+
+@on_loop
+async def test_who_begins_anew_draws_in_its_own_way() -> None:
+    a, b = HandEngine(), HandEngine()
+    fleet = HandFleet({"a": model(a, sampling=Sampling(temperature=0.2)), "b": model(b, sampling=Sampling(top_k=40))})
+    async with Client(fleet_server(fleet)).chat(stream=True) as call:
+        a.admit()
+        a.fail()
+        await settle()
+        sampling = b.generations[0].sampling
+        assert (sampling.temperature, sampling.top_k) == (1.0, 40), "nobody has seen a word of the first one"
+        b.admit()
+        b.say("x")
+        b.finish()
+        await call.task

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headrace.core.events import Delta
-from headrace.core.request import Ask, Generation
+from headrace.core.request import Ask, Generation, Sampling
 from headrace.gateway.guard import Caller
 from headrace.server.log_redis import Entry, Put
 from redis_server import RedisServer
@@ -499,3 +499,25 @@ class LookingStore:
 
     async def looks(self, count: int) -> None:
         await until(lambda: self._count >= count)
+
+
+@on_loop
+async def test_another_server_draws_the_rest_as_the_first_one_began(redis_server: RedisServer) -> None:
+    """They serve the same model from two files that say different things of its sampling."""
+    async with sharing(redis_server, "a", "b") as (a, b):
+        own = [server.app.fleet.backends["m"] for server in (a, b)]
+        own[0].sampling, own[1].sampling = Sampling(temperature=0.2), Sampling(temperature=0.9)  # type: ignore[attr-defined]
+        async with a.chat(top_p=0.5) as call:
+            a.engine.say("one ")
+            await settle()
+            await written(a)
+            id = call.headers["x-headrace-stream"]
+            await a.die()
+        async with b.get(id) as on:
+            await until(lambda: bool(b.engine.generations))
+            began, goes_on = a.engine.generations[0].sampling, b.engine.generations[0].sampling
+            assert (began.temperature, began.top_p) == (0.2, 0.5)
+            assert goes_on == began
+            b.engine.admit()
+            b.engine.finish("stop", 6)
+            await on.task

@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from headrace.core.request import Told
+import msgspec
+
+from headrace.core.request import Sampling, Told
 from headrace.gateway.shared import SharedRedis
 from headrace.server.log_redis import Entry, LogStore, Origin, Put, State, key_hash
 from headrace.server.log_writer import packed
@@ -190,3 +192,12 @@ def test_an_origin_gives_the_request_it_was_made_of() -> None:
     )  # fmt: skip
     record, timeline = ORIGIN.record(5.0)
     assert (record.request_id, record.key, record.status, timeline.first_byte) == ("r", "ann", 200, 5.0)
+
+
+def test_how_an_answer_is_drawn_goes_along_once_it_was_begun() -> None:
+    origin = msgspec.structs.replace(ORIGIN, sampling=Sampling(temperature=0.2))
+    kept = msgspec.msgpack.decode(packed(origin), type=Origin)
+    assert kept.ask("", Told("a", None, 1)).sampling == Sampling(temperature=0.2)
+    assert kept.ask("", None).sampling is None, "nothing was said, so whoever takes it begins anew"
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(packed(ORIGIN))[:-1])
+    assert msgspec.msgpack.decode(older, type=Origin) == ORIGIN, "a server of the release before wrote it"

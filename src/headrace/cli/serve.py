@@ -107,7 +107,11 @@ def welcome(config: Config, url: str, *, guarded: bool = False) -> Text:
     alias = aliases[0] if aliases else "NAME"
     # A key of `headrace keys` is in no variable that we know: the reader puts it into one.
     variable = "HEADRACE_SERVER_KEY" if config.server.key else KEY if guarded else ""
-    body = {"model": alias, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
+    body = {
+        "model": alias,
+        "stream": True,
+        "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
+    }
     key = f'-H "Authorization: Bearer ${variable}" ' if variable else ""
     curl = (
         f"curl -N {base}/v1/chat/completions {key}-H 'Content-Type: application/json' "

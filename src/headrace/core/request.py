@@ -47,6 +47,29 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """None: the temperature stays as it is."""
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, gc=False):
+    """How a model's makers say that it is to be sampled, as far as they say it. Names and ranges are a request's; None:
+    they do not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def over(self, other: SamplingDefaults) -> SamplingDefaults:
+        """These, and the other's where these say nothing."""
+        return SamplingDefaults(**(_said(other) | _said(self)))
+
+    def sampling(self) -> Sampling:
+        """What holds for a request that says nothing: these, and OpenAI's where these say nothing."""
+        return Sampling(**_said(self))
+
+
+def _said(defaults: SamplingDefaults) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(defaults).items() if value is not None}
+
+
 INTERACTIVE, BATCH = 0, 1
 """Priorities: somebody waits for it; nobody does, it may be passed by all others."""
 
@@ -182,6 +205,9 @@ class Ask:
     """The tenant; see Generation."""
     told: Told | None = None
     """None: from the beginning."""
+    sampling: Sampling | None = None
+    """With `told`: how the engine of ours that began the answer drew its tokens, so that its rest is drawn so too
+    wherever the request is silent; None: another server began it, whose defaults nobody knows."""
     request_id: str = ""
     """Handed on to a server behind us; fit for a header."""
 

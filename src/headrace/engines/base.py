@@ -16,7 +16,7 @@ from headrace.core.attention import Attention
 from headrace.core.events import Event
 from headrace.core.kv import Pin
 from headrace.core.plan import Chunk, StepResult
-from headrace.core.request import Generation
+from headrace.core.request import Generation, SamplingDefaults
 from headrace.kv.tiers import TierStats
 
 
@@ -40,6 +40,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Text → id of every control token."""
     created: int = 0
     """Unix time for `GET /v1/models`."""
+    title: str = ""
+    """What the model file calls the model (`general.name`), "" if it does not say; files made from it say the same."""
+    sampling: SamplingDefaults = SamplingDefaults()
+    """What the model file says of how it is to be sampled."""
+    faults: tuple[str, ...] = ()
+    """What it says of that and cannot be, one line each; it is not used."""
 
     def refusal(self, generation: Generation) -> str | None:
         """Why an engine would break on this; the server refuses such requests with a better message."""

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.core.errors import StartupError
 from headrace.engines.base import ModelInfo
 from headrace.engines.llama_lib import C, load_model, model_meta, recent_log
+from headrace.protocol.defaults import read_defaults
 
 _GGUF_MAGIC = b"GGUF"
 
@@ -100,6 +101,7 @@ class Vocabulary:
         control.pop("", None)
         bos: int = C.llama_vocab_bos(vocab)
         eos: int = C.llama_vocab_eos(vocab)
+        sampling, faults = read_defaults(lambda key: model_meta(self._model, key))
         return ModelInfo(
             name=name,
             n_ctx=n_ctx,
@@ -111,4 +113,7 @@ class Vocabulary:
             eog=eog,
             control=control,
             created=created,
+            title=model_meta(self._model, "general.name") or "",
+            sampling=sampling,
+            faults=faults,
         )

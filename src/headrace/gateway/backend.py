@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headrace.core.events import Answered, FinishReason
-from headrace.core.request import Ask, Call, Generation, Options
+from headrace.core.request import Ask, Call, Generation, Options, Sampling
 from headrace.engines.base import EngineStats, Lives
 
 if TYPE_CHECKING:
@@ -152,6 +152,11 @@ class Fleet(Protocol):
 
     def created(self, alias: str) -> int:
         """Unix time, for `GET /v1/models`."""
+        ...
+
+    def sampling(self, alias: str) -> Sampling | None:
+        """What holds where a request is silent, for `GET /v1/models`: of the first engine of ours that is loaded; None
+        if there is none."""
         ...
 
     def ready(self, alias: str) -> bool:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from headrace.core.errors import EngineUnavailable, ModelNotFound, Unsupported
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Sampling
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.model import ServedModel
 
@@ -50,6 +50,10 @@ class FixedFleet:
 
     def created(self, alias: str) -> int:
         return self._models[alias].created
+
+    def sampling(self, alias: str) -> Sampling | None:
+        model = self._models[alias]
+        return model.sampling if isinstance(model, ServedModel) else None
 
     def ready(self, alias: str) -> bool:
         return self._models[alias].ready

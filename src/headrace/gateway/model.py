@@ -17,14 +17,14 @@ import msgspec
 
 from headrace.core.detokenizer import Detokenizer
 from headrace.core.errors import ContextExceeded, EngineUnavailable, InvalidRequest, Unsupported
-from headrace.core.request import Ask, Call, ChatRequest, CompletionRequest, Generation, Options, Told
+from headrace.core.request import Ask, Call, ChatRequest, CompletionRequest, Generation, Options, Sampling, Told
 from headrace.core.tokenizer import Tokenizer
 from headrace.engines.base import EngineStats, Lives, StreamEngine
 from headrace.gateway.backend import Kind, Sink, Work
 from headrace.protocol.chat_template import ChatTemplate, PieceEncoder
 from headrace.protocol.fields import Field, boolean
 from headrace.protocol.messages import parse_messages
-from headrace.protocol.openai import parse_chat, parse_completion
+from headrace.protocol.openai import OPENAI, parse_chat, parse_completion
 
 LONG_TEXT = 20_000
 """Characters from which on the detour over a thread (about 0.1 ms) is worth it."""
@@ -38,14 +38,21 @@ T = TypeVar("T")
 
 
 class ServedModel:
-    """`template` None: the model cannot chat."""
+    """`template` None: the model cannot chat. `sampling`: what holds where a request is silent."""
 
     kind: Kind = "llama"
 
     def __init__(
-        self, engine: StreamEngine, tokenizer: Tokenizer, template: ChatTemplate | None, encoder: PieceEncoder
+        self,
+        engine: StreamEngine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        encoder: PieceEncoder,
+        *,
+        sampling: Sampling = OPENAI,
     ) -> None:
         self.engine = engine
+        self.sampling = sampling
         self._tokenizer = tokenizer
         self._template = template
         self._encoder = encoder
@@ -84,7 +91,8 @@ class ServedModel:
     def parse(self, ask: Ask) -> ChatRequest | CompletionRequest:
         """Raises InvalidRequest; EngineUnavailable while the model loads."""
         parse = parse_chat if ask.chat else parse_completion
-        return parse(ask.fields, n_vocab=self.engine.info.n_vocab, seed=lambda: ask.seed)
+        defaults = ask.sampling or self.sampling  # one answer is drawn in one way, whoever goes on with it
+        return parse(ask.fields, n_vocab=self.engine.info.n_vocab, seed=lambda: ask.seed, defaults=defaults)
 
     async def prepare(self, ask: Ask, parsed: ChatRequest | CompletionRequest, rids: Iterator[int]) -> Work:
         """Render, tokenise, check. Raises InvalidRequest and ContextExceeded, with param "messages" or "prompt"."""

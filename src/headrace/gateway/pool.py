@@ -32,7 +32,7 @@ from headrace.core.errors import (
     StartupError,
     Unsupported,
 )
-from headrace.core.request import Ask
+from headrace.core.request import Ask, Sampling
 from headrace.gateway.affinity import Affinity, Beginnings, beginnings
 from headrace.gateway.backend import Backend, End, Lease
 from headrace.gateway.health import Health
@@ -208,6 +208,10 @@ class Pool:
             if name in self._loaded:
                 return self._loaded[name].created
         return 0
+
+    def sampling(self, alias: str) -> Sampling | None:
+        loaded = (self._loaded.get(name) for name in self._routes[alias].weights)
+        return next((one.sampling for one in loaded if isinstance(one, ServedModel)), None)
 
     def ready(self, alias: str) -> bool:
         now = self._clock()  # one that is full is ready: whoever finds it so is told to come again

@@ -8,9 +8,10 @@
     all but openai completions: told text is appended to the prompt
 
 Rules: the caller's fields go out as they came, but for the model's name, for usage (we always want to know), for our
-own object, and for those that are ours to decide: whose cached prefixes it sees, and who is served first. An answer of
-which more was shown than the text of one choice cannot go on. A field that we do not know may mean anything for a chat;
-for its continuation only fields that completions have too are sent.
+own object, and for those that are ours to decide: whose cached prefixes it sees, and who is served first. Where they
+are silent the other server's own sampling defaults hold, but for an answer that an engine of ours began: that goes on
+with those that it began with. An answer of which more was shown than the text of one choice cannot go on. A field that
+we do not know may mean anything for a chat; for its continuation only fields that completions have too are sent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 
 from headrace.core.errors import EngineUnavailable
 from headrace.core.request import BATCH, Ask, Told
+from headrace.protocol.defaults import spelt
 
 Flavour = Literal["openai", "vllm", "llama-server", "headrace", "ollama", "sglang"]
 FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
@@ -149,6 +151,10 @@ def going_on(
     fields |= {"model": model, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     if most is not None:
         fields["max_tokens"] = most
+    if ask.sampling is not None:
+        # The other server's own defaults would change the way in which one answer is drawn, in the middle of it.
+        begun = spelt(ask.sampling, llama_server=flavour == "llama-server")
+        fields |= {name: value for name, value in begun.items() if given.get(name) is None}
     fields["headrace"] = given.get("headrace")
     _decide(fields, ask, flavour)
     return encoded(fields)

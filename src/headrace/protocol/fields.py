@@ -37,6 +37,11 @@ class Field(Generic[T]):
         value = fields.get(self.name.rpartition(".")[2])
         return self.default if value is None else self.parse(self.name, value)
 
+    def read_or(self, fields: Mapping[str, Any], default: T) -> T:
+        """The same with another default than the row's."""
+        value = fields.get(self.name.rpartition(".")[2])
+        return default if value is None else self.parse(self.name, value)
+
 
 def shown(value: Any) -> str:
     """A JSON value as an error may show it: numbers themselves, of anything else only the kind."""

@@ -45,6 +45,8 @@ MAX_PROMPTS = 256
 """Prompts in one completion request."""
 COMPLETION_MAX_TOKENS = 16
 """The default of the completions API; a chat answer may fill the context."""
+OPENAI = Sampling()
+"""OpenAI's own defaults."""
 _SEED_MASK = 2**63 - 1
 
 # What both have in common ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,10 +140,13 @@ def common_options(fields: Mapping[str, Any]) -> Options:
     return _options(fields, Sampling(), max_tokens if type(max_tokens) is int else None)
 
 
-def parse_chat(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int]) -> ChatRequest:
+def parse_chat(
+    fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int], defaults: Sampling = OPENAI
+) -> ChatRequest:
     """The request in `read`'s object. Raises InvalidRequest.
 
-    `n_vocab` bounds token ids; `seed()` draws a seed, 0 <= seed < 2**63, for a caller who gave none.
+    `n_vocab` bounds token ids; `seed()` draws a seed, 0 <= seed < 2**63, for a caller who gave none; `defaults`: the
+    temperature and what narrows the choice, where the request is silent.
     """
     model = model_of(fields)
     for row in CHAT_UNSUPPORTED:
@@ -157,16 +162,20 @@ def parse_chat(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], in
         raise InvalidRequest(
             f"max_tokens is {max_tokens} and max_completion_tokens is {newer}; send one of them", param="max_tokens"
         )
-    sampling = _sampling(fields, n_vocab=n_vocab, seed=seed, logprobs=(top or 0) if logprobs else None)
+    wanted = (top or 0) if logprobs else None
+    sampling = _sampling(fields, n_vocab=n_vocab, seed=seed, defaults=defaults, logprobs=wanted)
     return ChatRequest(
         model=model, messages=parse_messages(fields.get("messages")), options=_options(fields, sampling, max_tokens)
     )
 
 
-def parse_completion(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int]) -> CompletionRequest:
+def parse_completion(
+    fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int], defaults: Sampling = OPENAI
+) -> CompletionRequest:
     """The request in `read`'s object. Raises InvalidRequest.
 
-    `n_vocab` bounds token ids; `seed()` draws a seed, 0 <= seed < 2**63, for a caller who gave none.
+    `n_vocab` bounds token ids; `seed()` draws a seed, 0 <= seed < 2**63, for a caller who gave none; `defaults`: the
+    temperature and what narrows the choice, where the request is silent.
     """
     model = model_of(fields)
     for row in COMPLETION_UNSUPPORTED:
@@ -175,7 +184,7 @@ def parse_completion(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[
     max_tokens = ECHO_MAX_TOKENS.read(fields)
     if max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens must be at least 1 unless echo is true; got 0", param="max_tokens")
-    sampling = _sampling(fields, n_vocab=n_vocab, seed=seed, logprobs=LOGPROBS.read(fields))
+    sampling = _sampling(fields, n_vocab=n_vocab, seed=seed, defaults=defaults, logprobs=LOGPROBS.read(fields))
     options = _options(fields, sampling, max_tokens)
     best_of = BEST_OF.read(fields)
     if best_of not in (None, options.n):
@@ -189,14 +198,16 @@ def parse_completion(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[
     )
 
 
-def _sampling(fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int], logprobs: int | None) -> Sampling:
+def _sampling(
+    fields: Mapping[str, Any], *, n_vocab: int, seed: Callable[[], int], defaults: Sampling, logprobs: int | None
+) -> Sampling:
     given = SEED.read(fields)
     return Sampling(
-        temperature=TEMPERATURE.read(fields),
-        top_p=TOP_P.read(fields),
-        top_k=max(0, TOP_K.read(fields)),  # -1 and 0 are two spellings of "off"
-        min_p=MIN_P.read(fields),
-        repetition_penalty=REPETITION_PENALTY.read(fields),
+        temperature=TEMPERATURE.read_or(fields, defaults.temperature),
+        top_p=TOP_P.read_or(fields, defaults.top_p),
+        top_k=max(0, TOP_K.read_or(fields, defaults.top_k)),  # -1 and 0 are two spellings of "off"
+        min_p=MIN_P.read_or(fields, defaults.min_p),
+        repetition_penalty=REPETITION_PENALTY.read_or(fields, defaults.repetition_penalty),
         presence_penalty=PRESENCE_PENALTY.read(fields),
         frequency_penalty=FREQUENCY_PENALTY.read(fields),
         logit_bias=_logit_bias(n_vocab).read(fields),

@@ -42,6 +42,7 @@ from headrace.observe.accesslog import AccessLog
 from headrace.observe.fault import report_fault
 from headrace.observe.metrics import CONTENT_TYPE, Metrics
 from headrace.observe.record import OTHER, Record
+from headrace.protocol.defaults import report
 from headrace.protocol.openai import common_options, model_of, read
 from headrace.server.attempts import LONG_BODY, Encoding, openai_answer
 from headrace.server.body import read_body
@@ -298,8 +299,10 @@ class App:
         alias = self.alias(exchange.path.removeprefix("/v1/models/"), exchange)
         await exchange.answer(200, msgspec.json.encode(self._card(alias)))
 
-    def _card(self, alias: str) -> dict[str, str | int]:
-        return {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+    def _card(self, alias: str) -> dict[str, Any]:
+        card = {"id": alias, "object": "model", "created": self.fleet.created(alias), "owned_by": "headrace"}
+        sampling = self.fleet.sampling(alias)
+        return card if sampling is None else {**card, "headrace": {"sampling": report(sampling)}}
 
     async def _show_timeline(self, exchange: Exchange) -> None:
         request_id, _, rest = exchange.path.removeprefix("/v1/requests/").rpartition("/")

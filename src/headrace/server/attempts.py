@@ -85,6 +85,9 @@ class Attempts:
         self._lease: Lease | None = None
         self.family = family
         """Of the engine that has it."""
+        self.sampling = ask.sampling
+        """How the answer is drawn, as the engine of ours that began it reads the request; None: it is another
+        server's."""
         self._work: Work | None = None
         """What the encoder was made for."""
         self._tried: set[str] = set()
@@ -119,7 +122,7 @@ class Attempts:
         told = live.told if committed else None
         if not self._again(error) or (committed and told is None):
             return False
-        ask = replace(self.ask, told=told)
+        ask = replace(self.ask, told=told, sampling=self.sampling if committed else None)
         while True:
             try:
                 lease = self._fleet.lease(ask, without=self._tried, family=self.family if committed else None)
@@ -161,6 +164,7 @@ class Attempts:
             if timeline.routed is None:
                 timeline.routed = self._clock()
             work = await self._prepare(lease, ask, parsed)
+            self.sampling = ask.sampling if work.options is None else work.options.sampling
             self._live.check_gone()
             # The body of another server's whole answer comes when it is complete: how soon it began nobody hears.
             heard = ask.options.stream or backend.kind != "openai"

@@ -24,7 +24,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from headrace.core.request import Ask, Told
+from headrace.core.request import Ask, Sampling, Told
 from headrace.core.timeline import Timeline
 from headrace.gateway.shared import SharedRedis
 from headrace.observe.record import Record
@@ -131,12 +131,15 @@ class Origin(msgspec.Struct, array_like=True):
     """The name of its key, for the books."""
     plain: bool = False
     """It is answered by the simple event stream."""
+    sampling: Sampling | None = None
+    """See `Ask`."""
 
     def ask(self, salt: str, told: Told | None) -> Ask:
         """The request, gone on with from what was told."""
         fields: dict[str, Any] = msgspec.json.decode(self.fields or b"{}")
         options = replace(common_options(fields), priority=self.priority)
-        return Ask(self.chat, self.model, fields, self.size, options, self.seed, salt, told)
+        sampling = None if told is None else self.sampling
+        return Ask(self.chat, self.model, fields, self.size, options, self.seed, salt, told, sampling)
 
     def record(self, now: float) -> tuple[Record, Timeline]:
         """A new account of it."""

@@ -19,6 +19,7 @@ import msgspec
 
 from headrace.core.clock import Clock
 from headrace.core.errors import Gone, Stopped
+from headrace.core.request import Sampling
 from headrace.observe.fault import report_fault
 from headrace.server.live import Live
 from headrace.server.log_redis import Entry, LogStore, Put, State
@@ -37,6 +38,10 @@ CLOSE_S = 2.0
 log = logging.getLogger(__name__)
 
 
+Begun = tuple[str, Sampling | None]
+"""The family of the engine that began an answer, and how it draws; see `Ask`."""
+
+
 @dataclass(slots=True, eq=False)
 class Writing:
     """One log on its way to Redis."""
@@ -44,14 +49,15 @@ class Writing:
     log: StreamLog
     live: Live
     origin: Callable[[], bytes]
-    family: Callable[[], str]
+    begun: Callable[[], Begun]
+    """What of the origin an engine decides."""
     key: str
     written: int = 0
     """Position up to which Redis has it."""
     ids: int = 0
     """Tokens that it was told."""
-    known: str | None = None
-    """The family of the engine that it was told of, with the rest of the origin; None: it has none."""
+    known: Begun | None = None
+    """That part of the origin that it was told, with the rest of it; None: it has none."""
     dirty: bool = True
     over: bool = False
     refreshed: float = 0.0
@@ -157,7 +163,7 @@ class LogWriter:
 
     async def _turn(self, due: list[Writing], now: float) -> int:
         """Hand over what they have; how many of them. 0: Redis did not take it."""
-        puts: list[tuple[Writing, Put, int, str]] = []
+        puts: list[tuple[Writing, Put, int, Begun]] = []
         size = handled = 0
         for writing in due:
             handled += 1
@@ -170,7 +176,7 @@ class LogWriter:
                 self._give_up(writing)
                 continue
             put, ids = made
-            puts.append((writing, put, ids, writing.family()))
+            puts.append((writing, put, ids, writing.begun()))
             size += sum(len(entry.block) for entry in put.entries)
             if size > TURN_BYTES or len(puts) == TURN_STREAMS:
                 break
@@ -180,8 +186,8 @@ class LogWriter:
         if answers is None:
             self._lose_old()
             return 0
-        for (writing, put, ids, family), answer in zip(puts, answers, strict=True):
-            self._took(writing, put, ids, family, answer, now)
+        for (writing, put, ids, begun), answer in zip(puts, answers, strict=True):
+            self._took(writing, put, ids, begun, answer, now)
         return handled
 
     def _put(self, writing: Writing) -> tuple[Put, int] | None:
@@ -207,13 +213,13 @@ class LogWriter:
         if ending:
             entries.append(Entry(source.last + 1, b"", State(end=source.ended)))
         writing.dirty = not complete
-        origin = b"" if writing.known == writing.family() else writing.origin()
+        origin = b"" if writing.known == writing.begun() else writing.origin()
         ttl = limits.keep_s if ending else limits.keep_s + limits.grace_s
         first = source.first if source.first > 0 else 0
         hold = not (leaving or ending)
         return Put(source.id, writing.key, origin, writing.written, first, hold, max(1.0, ttl), entries), len(ids)
 
-    def _took(self, writing: Writing, put: Put, ids: int, family: str, answer: int, now: float) -> None:
+    def _took(self, writing: Writing, put: Put, ids: int, begun: Begun, answer: int, now: float) -> None:
         if answer == 0:
             log.warning("stream taken over by another server while it was still written here")
             self._give_up(writing)
@@ -222,7 +228,7 @@ class LogWriter:
             writing.written = writing.ids = 0
             writing.known, writing.dirty = None, True
         else:
-            writing.known = family
+            writing.known = begun
             writing.refreshed = now
             if answer == 1:  # else it was written before, and which tokens that told is not known: once more
                 writing.ids += ids

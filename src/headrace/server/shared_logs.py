@@ -44,11 +44,15 @@ class SharedLogs:
                 Origin(
                     source.owner, source.digest, key, ask.chat, ask.model, fields, ask.size,
                     ask.seed, ask.options.priority, identity, attempts.family, record.request_id, record.method,
-                    record.route, record.key or "", record.route == PLAIN_PATH,
+                    record.route, record.key or "", record.route == PLAIN_PATH, attempts.sampling,
                 )
             )  # fmt: skip
 
-        self.writer.add(Writing(source, live, origin, lambda: attempts.family, key, written=source.last, ids=ids))
+        self.writer.add(
+            Writing(
+                source, live, origin, lambda: (attempts.family, attempts.sampling), key, written=source.last, ids=ids
+            )
+        )
 
     async def open(self, id: str, caller: Caller) -> StreamLog | None:
         """See LogMirrors."""
