@@ -10,7 +10,7 @@ import pytest
 from headrace import tuned
 from headrace.config import load
 from headrace.core.errors import StartupError
-from headrace.engines.calibration import machine
+from headrace.engines.machine import machine
 from headrace.settings import Config, Value
 from headrace.tuned import (
     SCHEMA,

@@ -32,6 +32,7 @@ from typing import IO, Protocol
 import msgspec
 
 from headrace.core.errors import StartupError
+from headrace.core.file_name import plain
 
 Pip = Callable[[Sequence[str]], int]
 """Runs pip with these arguments, gives its exit status."""
@@ -133,7 +134,7 @@ def alias_of(name: str) -> str:
     """The name clients use for a model when none is set: the catalogue's, or the file's without its ending."""
     if name.startswith(SCRIPTED):
         return "scripted"
-    return name if name in CATALOG else Path(name.removeprefix("hf:")).stem
+    return name if name in CATALOG else plain(Path(name.removeprefix("hf:")).stem)
 
 
 class Store:

@@ -18,6 +18,9 @@ from headrace.core.request import Sampling
 from headrace.core.sequence import Sequence as Choice
 
 
+NOT_FINITE = "the model computed numbers that are none (NaN or infinite) for this request"
+
+
 class Draw(msgspec.Struct, frozen=True, gc=False):
     """Draw one token from the chunk's last position."""
 
@@ -49,7 +52,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drawn(msgspec.Struct, frozen=True, gc=False):
-    """Tokens drawn for one chunk: one, or several for a burst; the KV holds all but the last."""
+    """Tokens drawn for one chunk: one, or several for a burst; the KV holds all but the last. None: the logits were
+    not finite, and nothing that the chunk left in the KV is to be trusted."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -62,6 +66,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     drawn: tuple[Drawn | None, ...]
     computed_at: float
     """Logits were there (before sampling), on the engine thread's clock."""
+    broken: tuple[int, ...] = ()
+    """Chunks that drew nothing because their logits were not finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,15 @@ import numpy as np
 
 from headrace.core.clock import Clock
 from headrace.core.errors import StartupError
+from headrace.core.file_name import original, shown
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
 from headrace.core.request import Decay, Sampling
 from headrace.core.sampler import Scratch, draw
 from headrace.core.verification import verify
-from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.engines.base import ModelInfo, StepAborted, StepFailed, UntrueNumbers
 from headrace.engines.draft import DraftModel, check_vocabulary
 from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, recent_log
+from headrace.engines.memory import Wants, check_memory
 from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
 
@@ -74,6 +76,8 @@ class LlamaSettings:
     kv_type: str = "f16"
     extra_buffers: bool = True
     """Weights may be laid out anew for this CPU's kernels (AMX, repacked); False: as they stand in the file."""
+    check_memory: bool = True
+    """Refuse what needs more memory than there is, before it is taken."""
     created: int = 0
     drafts: int = 0
     """Most guesses in a step; each may take a row of logits, n_vocab * 4 bytes."""
@@ -87,8 +91,11 @@ class LlamaEngine:
             raise StartupError(f"engine.slots is {settings.slots}; llama.cpp takes 1 to {MAX_SLOTS}")
         self._clock = clock
         self._path = settings.path
+        if settings.check_memory:
+            check_memory(settings.path, _wants(settings))
         self._model = open_model(settings.path, vocab_only=False, extra_buffers=settings.extra_buffers)
         self._vocab = Vocabulary(self._model)
+        trained = self._check(settings)
         self.piece = self._vocab.answer_piece
         self._abort = ctypes.create_string_buffer(2)
         self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
@@ -99,17 +106,33 @@ class LlamaEngine:
         self.n_slots = settings.slots
         self.n_cells = int(C.llama_n_ctx(self._context))
         self.n_batch = int(C.llama_n_batch(self._context))
-        trained = int(C.llama_model_n_ctx_train(self._model))
-        self.info: ModelInfo = self._vocab.info(
-            settings.name, min(settings.context or trained, self.n_cells), settings.created
-        )
+        context = min(settings.context or trained, self.n_cells)
+        self.info: ModelInfo = self._vocab.info(settings.name, context, settings.created, trained)
         self._eog = frozenset(self.info.eog)
+        self._dirty = False
+        """Numbers that are none are in the KV: they go with the sequence that has them."""
         self.draft: DraftModel | None = None
         """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
         self.save, self.load = self._snapshots.save, self._snapshots.load
         self.bytes_per_token = self._snapshots.bytes_per_token
+
+    def _check(self, settings: LlamaSettings) -> int:
+        """What a library that loads a file does not mind, and nobody could use; tokens it was trained for. Raises
+        StartupError."""
+        path = shown(settings.path)
+        if self._vocab.size == 0 or not self._vocab.there:
+            raise StartupError(f"{path} has no vocabulary (tokenizer.ggml.model): text cannot be made of its tokens")
+        if C.llama_model_has_encoder(self._model) or not C.llama_model_has_decoder(self._model):
+            raise StartupError(f"{path} is a model that does not write text by itself: it has an encoder")
+        trained = int(C.llama_model_n_ctx_train(self._model))
+        if min(settings.context or trained, settings.cells) < 2:
+            raise StartupError(
+                f"{path} says that it holds {trained} tokens (context_length): a prompt and an answer need 2 or more; "
+                "set engine.context if the file is wrong"
+            )
+        return trained
 
     def _make_context(self, settings: LlamaSettings) -> Any:
         params = C.llama_context_default_params()
@@ -161,15 +184,28 @@ class LlamaEngine:
         touched in 1 % of the time that the first one takes: neither is worth a longer start.
         """
         token = self.info.bos if self.info.bos is not None else 0
-        for n in (1, min(64, self.n_batch)):
-            self.step([Chunk(0, 0, [token] * n, None)])
+        for n in (1, min(64, self.n_batch, self.info.n_ctx)):
+            # Tokens from all over the vocabulary: a file that is damaged in places is found out sooner.
+            tokens = [token, *(7919 * at % self.info.n_vocab for at in range(1, n))]
+            self._warm_step([Chunk(0, 0, tokens, Draw(WARM[0], 0, n, tokens, n))])
             if n > 1:
                 self._snapshots = Snapshots(self._model, self._context, scratch=self.n_slots, sample=0)
             self.trim(0, 0)
         ways = WARM[: min(self.n_slots, self.n_batch)]
-        self.step([Chunk(slot, 0, [token], Draw(way, 0, 1, [token], 1)) for slot, way in enumerate(ways)])
+        self._warm_step([Chunk(slot, 0, [token], Draw(way, 0, 1, [token], 1)) for slot, way in enumerate(ways)])
         for slot in range(len(ways)):
             self.trim(slot, 0)
+
+    def _warm_step(self, chunks: Sequence[Chunk]) -> None:
+        """Raises UntrueNumbers, and StartupError for a step that the library refuses."""
+        try:
+            result = self.step(chunks)
+        except StepFailed as error:
+            raise StartupError(f"the model in {shown(self._path)} cannot be computed: {error}") from None
+        if result.broken:
+            raise UntrueNumbers(
+                f"the model in {shown(self._path)} computes numbers that are none (NaN or infinite logits)"
+            )
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -183,6 +219,9 @@ class LlamaEngine:
     def trim(self, slot: int, length: int) -> None:
         """Forget positions >= length of a slot."""
         C.llama_memory_seq_rm(self._memory, slot, length, -1)
+        if self._dirty and length == 0:
+            self._snapshots.scrub(slot)
+            self._dirty = False
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
         """One llama_decode over all chunks, then the draws of each chunk that asks. Raises StepAborted, StepFailed."""
@@ -198,6 +237,7 @@ class LlamaEngine:
         logits = self._outputs(rows)
         computed_at = self._clock()
         drawn: list[Drawn | None] = [None] * len(chunks)
+        broken: list[int] = []
         row = 0
         for i in drawing:
             want = chunks[i].draw
@@ -205,12 +245,16 @@ class LlamaEngine:
             if want.drafts:
                 end = row + want.drafts + 1
                 guesses = chunks[i].tokens[-want.drafts :]
-                drawn[i] = verify(logits[row:end], want, guesses, self._eog, self._vocab.piece, self._scratch)
+                one = verify(logits[row:end], want, guesses, self._eog, self._vocab.piece, self._scratch)
                 row = end
             else:
-                drawn[i] = draw(logits[row], want, self._vocab.piece, self._scratch)
+                one = draw(logits[row], want, self._vocab.piece, self._scratch)
                 row += 1
-        return StepResult(tuple(drawn), computed_at)
+            if not one.tokens:
+                broken.append(i)
+                self._dirty = True
+            drawn[i] = one
+        return StepResult(tuple(drawn), computed_at, tuple(broken))
 
     def abort(self) -> None:
         """From any thread: the running step, or the next one, ends within one operation of its graph."""
@@ -278,15 +322,20 @@ def worker(settings: dict[str, Any], clock: Clock) -> LlamaEngine:
     """
     options = dict(settings)
     draft_path = options.pop("draft_model", "")
-    loaded = LlamaSettings(**{**options, "path": Path(options["path"])})
+    loaded = LlamaSettings(**{**options, "path": Path(original(options["path"]))})
     engine = LlamaEngine(loaded, clock)
     if draft_path and engine.n_drafts:
         try:
-            engine.draft = DraftModel(_draft_engine(engine, replace(loaded, path=Path(draft_path), drafts=0)), clock)
+            other = replace(loaded, path=Path(original(draft_path)), drafts=0)
+            engine.draft = DraftModel(_draft_engine(engine, other), clock)
         except StartupError:
             engine.close()
             raise
     return engine
+
+
+def _wants(s: LlamaSettings) -> Wants:
+    return Wants(s.cells, s.batch, s.slots, s.drafts, s.kv_type, s.flash_attention, s.extra_buffers)
 
 
 def _draft_engine(engine: LlamaEngine, settings: LlamaSettings) -> LlamaEngine:

@@ -33,6 +33,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.core.speculation import Proposer, Speculation
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.engines.keeper import Keeper, TierSettings, open_store
+from headrace.engines.poison import fail_broken
 from headrace.engines.telling import Deliver, Telling
 from headrace.kv.cells import PADDING
 from headrace.kv.mining import Miner
@@ -98,7 +99,7 @@ class Stepper:
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
         self._open = True
-        self._steps = 0
+        self._steps = self._broken = 0
         self._fragmentation = 0.0
         self._error = (0.0, 0.0)
         self._tiers = TierStats()
@@ -298,13 +299,16 @@ class Stepper:
             self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
             if self._steps % LOOK_UP_EVERY == 0:
                 self._look_up()
+            if result.broken:
+                events = fail_broken(scheduler, self._engine, plan, result)
+                self._broken += len(events)
             taken = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
             self._in_step = {}
-        if taken is None:
+        if taken is None or result.broken:
             self._telling.deliver(events, self.stats())
-        else:
+        if taken is not None:
             self._telling.tell(taken, self.stats(), now=not plan.decodes)
         if self._keeper is not None:
             self._keeper.save(self._telling.drain, spare=self._spare(plan, self._clock() - restored))
@@ -392,4 +396,5 @@ class Stepper:
             tiers=self._tiers,
             drafts=self._speculation.proposed,
             drafts_right=self._speculation.accepted,
+            broken=self._broken,
         )

@@ -199,6 +199,8 @@ class _Admin:
             "running": 0 if stats is None else stats.running,
             "waiting": 0 if stats is None else stats.waiting,
             "predicted_ttft_ms": round(predicted * 1e3, 3) or None,
+            "rung": None if there is None else there.lives.rung,
+            "rung_note": "" if there is None else there.lives.note,
             "memory_bytes": _memory(backend.pid) if isinstance(backend, Housed) else None,
         }  # fmt: skip
 
