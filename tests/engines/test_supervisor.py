@@ -166,9 +166,7 @@ def test_a_model_that_cannot_be_loaded_is_a_startup_error(
 def test_a_worker_that_dies_while_it_loads_is_a_startup_error(capfd: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
         engine = Watched(Blueprint("headrace.no_such_module:make", {}, {}), FROZEN)
-        with pytest.raises(
-            StartupError, match=r"died.*status 1: ModuleNotFoundError: No module named"
-        ):
+        with pytest.raises(StartupError, match=r"died.*status 1: ModuleNotFoundError: No module named"):
             await soon(engine.start())
         assert engine.restarts == 0
 

@@ -17,7 +17,6 @@ from headrace.core.kv import Kept
 from headrace.core.request import Sampling
 from headrace.core.sequence import Sequence as Choice
 
-
 NOT_FINITE = "the model computed numbers that are none (NaN or infinite) for this request"
 
 

@@ -4,8 +4,8 @@ A number that is none stays in the KV, and attention reads the cells of others t
 nothing times NaN is NaN. So one bad sequence may break the others of its step and of those after it, and a cell that it
 had is bad until it is written again.
 
-    alone in the engine, KV can be written    it fails, the free cells are written over, the engine goes on
-    anything else                             `Poisoned`: the worker ends, and whoever was at work is tried one at a time
+    alone, KV can be written    it fails, the free cells are written over, the engine goes on
+    anything else               `Poisoned`: the worker ends, and who was at work is tried one at a time (`quarantine`)
 """
 
 from __future__ import annotations
