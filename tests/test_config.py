@@ -166,7 +166,7 @@ def test_a_forgotten_section_counts_less_than_a_misspelling() -> None:
         ("server.drain_s", "nan", "server.drain_s: 'nan' is not a number (command line)"),
         ("server.drain_s", "inf", "server.drain_s: 'inf' is not a number (command line)"),
         ("server.insecure", "maybe", "server.insecure: 'maybe' is not true or false (command line)"),
-        ("engine.kv_type", "q4", "engine.kv_type: 'q4' is not one of f16, q8_0 (command line)"),
+        ("engine.kv_type", "q4", "engine.kv_type: 'q4' is not one of f16, bf16, q8_0 (command line)"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_bounds(name: str, value: Value, message: str) -> None:
@@ -335,4 +335,4 @@ def test_no_home_at_all_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_the_user_set_for_openmp_wins(spin: int, given: dict[str, str], expected: dict[str, str]) -> None:
-    assert engine_environment(spin, given) == expected
+    assert engine_environment(spin, given) == {"GGML_NO_BACKTRACE": "1", **expected}

@@ -329,7 +329,7 @@ def damaged(rng: random.Random) -> bytes:
     for _ in range(rng.randrange(1, 3)):
         key = rng.choice(list(metadata))
         kind, value = metadata[key]
-        odd = {
+        odd: dict[int, list[Any]] = {
             U32: [0, 1, 2, 3, 31, 2**16, 2**31, 2**32 - 1],
             F32: [0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30],
             TEXT: ["", "none", "gpt2", "x" * 5000, "\udcff"],

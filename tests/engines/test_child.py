@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from headrace.engines.ladder import Ending
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program to run instead of the interpreter: what is written into it."""
     program = tmp_path / "python"
-    monkeypatch.setattr(module.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     return program
 
 

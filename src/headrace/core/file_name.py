@@ -29,14 +29,12 @@ def original(text: str) -> str:
 
 def shown(text: object) -> str:
     """What a person reads of it: bytes that are no UTF-8 as escapes, whatever else stands around the name."""
-    return _HALVES.sub(
-        lambda found: (
-            found[0].encode("utf-8", "surrogateescape").decode("ascii", "backslashreplace")
-            if all("\udc80" <= c <= "\udcff" for c in found[0])
-            else "?" * len(found[0])
-        ),
-        str(text),
-    )
+    return _HALVES.sub(lambda found: "".join(map(_escaped, found[0])), str(text))
+
+
+def _escaped(half: str) -> str:
+    number = ord(half) - 0xDC00
+    return f"\\x{number:02x}" if 0x80 <= number <= 0xFF else "?"
 
 
 def plain(text: str) -> str:
