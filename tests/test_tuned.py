@@ -140,7 +140,7 @@ def test_a_profile_that_was_copied_from_elsewhere_is_not_used(place: Place) -> N
     save_profile(place.file, place.profile())
     known = load_profile(place.file)
     assert known is not None
-    save_profile(place.file, msgspec.structs.replace(known, machine=("another", 64, "x86_64")))
+    save_profile(place.file, msgspec.structs.replace(known, machine=("another", 64, "x86_64", "avx2")))
     assert "another machine" in refused(place)
     save_profile(place.file, msgspec.structs.replace(known, cores=1000))
     assert "another machine" in refused(place)

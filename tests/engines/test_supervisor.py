@@ -189,7 +189,7 @@ def test_before_the_first_start_nothing_is_known() -> None:
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Makes a factory that workers can import, from the body of `make(settings, clock)`."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
 
     def write(body: str) -> str:
         lines = ["import os, socket, sys, time", "from headrace.core.errors import StartupError"]

@@ -127,7 +127,7 @@ class LlamaEngine:
         if C.llama_model_has_encoder(self._model) or not C.llama_model_has_decoder(self._model):
             raise StartupError(f"{path} is a model that does not write text by itself: it has an encoder")
         trained = int(C.llama_model_n_ctx_train(self._model))
-        if min(settings.context or trained, settings.cells) < 2:
+        if (settings.context or trained) < 2:
             raise StartupError(
                 f"{path} says that it holds {trained} tokens (context_length): a prompt and an answer need 2 or more; "
                 "set engine.context if the file is wrong"
