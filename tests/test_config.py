@@ -335,4 +335,4 @@ def test_no_home_at_all_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_the_user_set_for_openmp_wins(spin: int, given: dict[str, str], expected: dict[str, str]) -> None:
-    assert engine_environment(spin, given) == expected
+    assert engine_environment(spin, given) == {"GGML_NO_BACKTRACE": "1", **expected}

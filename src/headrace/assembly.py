@@ -21,6 +21,7 @@ from headrace.config import cache_home, engine_environment
 from headrace.core.admission import Bounds
 from headrace.core.budget import Pace
 from headrace.core.errors import StartupError
+from headrace.core.file_name import portable, shown
 from headrace.core.kv import Pin
 from headrace.core.limits import Limits
 from headrace.core.quantisation import SOURCE
@@ -29,8 +30,11 @@ from headrace.core.speculation import MAX_GUESSES
 from headrace.core.tokenizer import Tokenizer
 from headrace.core.tuning import Candidate
 from headrace.engines.base import ModelInfo, StreamEngine
+from headrace.engines.footing import Footing
 from headrace.engines.keeper import TierSettings
+from headrace.engines.ladder import llama_rungs
 from headrace.engines.local import LocalEngine
+from headrace.engines.probe import check_vocabulary
 from headrace.engines.supervisor import WorkerEngine
 from headrace.engines.trial import CELLS, SLOTS, Job
 from headrace.engines.vocab import Vocabulary
@@ -43,6 +47,8 @@ from headrace.protocol.chat_template import DEFAULT_TEMPLATE, ChatTemplate, Piec
 from headrace.protocol.openai import OPENAI
 from headrace.settings import Config
 from headrace.testing import ScriptedEngine, ScriptedTokenizer, counting_tokenizer
+
+log = logging.getLogger(__name__)
 
 ENCODER_BYTES = 32 * 1024 * 1024
 """Token ids remembered for texts that come again; a system prompt of 1,000 tokens takes about 10 KB."""
@@ -171,7 +177,7 @@ def make_blueprint(config: Config) -> Blueprint:
     cores = len(os.sched_getaffinity(0))
     path = Path(config.model.path)
     settings: dict[str, Any] = {
-        "path": str(path),
+        "path": portable(str(path)),
         "name": config.model.alias,
         "cells": e.cells,
         "context": e.context,
@@ -182,8 +188,9 @@ def make_blueprint(config: Config) -> Blueprint:
         "flash_attention": e.flash_attention,
         "kv_type": e.kv_type,
         "extra_buffers": e.extra_buffers,
+        "check_memory": e.check_memory,
         "drafts": MAX_GUESSES if o.speculation else 0,
-        "draft_model": e.draft_model if o.speculation else "",
+        "draft_model": portable(e.draft_model) if o.speculation else "",
         "created": _changed(path),
     }
     return Blueprint(
@@ -242,10 +249,18 @@ def make_engine(config: Config) -> StreamEngine:
         blueprint,
         time.monotonic,
         bounds=bounds,
+        footing=make_footing(config, blueprint),
         environment=engine_environment(config.engine.spin),
         replay=config.optimizations.replay,
         step_timeout_s=config.engine.step_timeout_s,
     )
+
+
+def make_footing(config: Config, blueprint: Blueprint) -> Footing:
+    """What the engine may do without, and where is kept what it had to."""
+    if script_rate(config.model.path) is not None:
+        return Footing()
+    return Footing(llama_rungs(blueprint.settings), Path(config.model.path), cache_home() / "rungs")
 
 
 def make_model(config: Config, engine: StreamEngine) -> ServedModel:
@@ -255,6 +270,12 @@ def make_model(config: Config, engine: StreamEngine) -> ServedModel:
         vocabulary = counting_tokenizer(engine.info.n_ctx)
     else:
         vocabulary = Vocabulary.open(Path(config.model.path))
+    trained, context = engine.info.trained, config.engine.context
+    if 0 < trained < context:
+        log.warning(
+            "engine.context is %d and %s was trained for %d tokens: what it writes beyond them may be nonsense",
+            context, shown(Path(config.model.path).name), trained,
+        )  # fmt: skip
     template = make_template(config, engine.info)
     encoder = PieceEncoder(vocabulary, max_bytes=ENCODER_BYTES)
     return ServedModel(engine, vocabulary, template, encoder, sampling=make_sampling(config, engine.info))
@@ -280,7 +301,7 @@ def make_template(config: Config, info: ModelInfo) -> ChatTemplate:
             strftime_now=time.strftime,
         )
     except ValueError as error:
-        raise StartupError(f"{config.model.path}: {error}") from error
+        raise StartupError(f"{shown(config.model.path)}: {error}") from error
 
 
 def make_encode(config: Config) -> Encode:
@@ -292,7 +313,9 @@ def make_encode(config: Config) -> Encode:
     if script_rate(config.model.path) is not None:
         tokenizer, info = ScriptedTokenizer(), ScriptedEngine([], n_ctx=SCRIPT_CONTEXT).info
     else:
-        tokenizer = vocabulary = Vocabulary.open(Path(config.model.path))
+        path = Path(config.model.path)
+        check_vocabulary(path, engine_environment(config.engine.spin))
+        tokenizer = vocabulary = Vocabulary.open(path)
         info = vocabulary.info(config.model.alias, 0, 0)
     template, encoder = make_template(config, info), PieceEncoder(tokenizer, max_bytes=ENCODER_BYTES)
     return lambda messages: encoder.encode(template.render(messages), bos=info.bos, add_bos=info.add_bos)

@@ -27,10 +27,11 @@ from headrace.settings import PREFIX, SECTIONS, SETTINGS, Config, Setting, Value
 
 
 def engine_environment(spin: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of an engine's process: this one's, with `engine.spin` for its compute threads."""
+    """The environment of an engine's process: this one's, with `engine.spin` for its compute threads, and without the
+    90 lines of backtrace by which its library ends: the one line before them says why."""
     environ = os.environ if environ is None else environ
     own = {} if spin == 0 or "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": str(spin)}
-    return {**own, **environ}
+    return {"GGML_NO_BACKTRACE": "1", **own, **environ}
 
 
 def load(

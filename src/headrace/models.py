@@ -19,6 +19,7 @@ import hashlib
 import math
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from typing import IO, Protocol
 import msgspec
 
 from headrace.core.errors import StartupError
+from headrace.core.file_name import plain, shown
 from headrace.core.request import SamplingDefaults
 
 Pip = Callable[[Sequence[str]], int]
@@ -141,7 +143,7 @@ def alias_of(name: str) -> str:
     """The name clients use for a model when none is set: the catalogue's, or the file's without its ending."""
     if name.startswith(SCRIPTED):
         return "scripted"
-    return name if name in CATALOG else Path(name.removeprefix("hf:")).stem
+    return name if name in CATALOG else plain(Path(name.removeprefix("hf:")).stem)
 
 
 def known_sampling(title: str) -> SamplingDefaults:
@@ -322,27 +324,33 @@ def _given(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
         if "/" in name or name.endswith(".gguf"):
-            raise StartupError(f"there is no file {name}")
+            raise StartupError(f"there is no file {shown(name)}")
         known = ", ".join(difflib.get_close_matches(name, CATALOG, n=len(CATALOG), cutoff=0))
         raise StartupError(
-            f"there is no model {name}, only {known}; else give the path of a GGUF file, or hf:ORG/REPO/FILE.gguf"
+            f"there is no model {shown(name)}, only {known}; else give the path of a GGUF file, or "
+            "hf:ORG/REPO/FILE.gguf"
         )
     return path
 
 
 def check_gguf(path: Path) -> None:
     """Refuse what llama.cpp could not read anyway, with a reason. Raises StartupError."""
+    name = shown(path)
     try:
-        with path.open("rb") as stream:
+        # A pipe would wait here for somebody to write to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                kind = "a directory" if path.is_dir() else "no ordinary file"
+                raise StartupError(f"{name} is {kind}: give the path of a GGUF file")
             head = stream.read(24)
     except OSError as error:
-        raise StartupError(f"cannot read {path}: {(error.strerror or 'unknown reason').lower()}") from None
+        raise StartupError(f"cannot read {name}: {(error.strerror or 'unknown reason').lower()}") from None
     if head.startswith(b"version https://git-lfs"):
-        raise StartupError(f"{path} is a Git LFS pointer, not the model: run `git lfs pull` where it came from")
+        raise StartupError(f"{name} is a Git LFS pointer, not the model: run `git lfs pull` where it came from")
     if head[:4] != b"GGUF":
-        raise StartupError(f"{path} is not a GGUF file: it should begin with the four bytes GGUF")
+        raise StartupError(f"{name} is not a GGUF file: it should begin with the four bytes GGUF")
     if len(head) < 24:
-        raise StartupError(f"{path} is cut short: {len(head)} bytes are not even the header")
+        raise StartupError(f"{name} is cut short: {len(head)} bytes are not even the header")
 
 
 def hub_download(repository: str, file: str, again: bool) -> Path:

@@ -135,7 +135,8 @@ class Engine:
 
     in_process: bool = _row(False, "", help=
         "Run the engine inside the server process instead of a child, for tests and embedding: "
-        "if the engine crashes, the server goes with it.")
+        "if the engine crashes, the server goes with it, and no plainer kernels can be tried if it does so while it "
+        "loads.")
     threads: int = _row(0, "threads", low=0, high=1024, help="Threads for a step of one token; 0 takes all cores.")
     threads_batch: int = _row(0, "threads", low=0, high=1024, help="Threads for larger steps; 0 takes all cores.")
     spin: int = _row(20000, "turns", low=0, high=10**9, help=
@@ -166,6 +167,9 @@ class Engine:
     extra_buffers: bool = _row(True, "", help=
         "Lay weights out anew for this CPU's kernels (AMX, repacked) when the model is loaded. Off: as they stand in "
         "the file, which is slower and avoids those kernels.")
+    check_memory: bool = _row(True, "", help=
+        "Refuse to start if the model, `engine.cells` and a step need more memory than this machine, or the container, "
+        "has. Off, or `headrace serve --anyway`: try.")
     flash_attention: bool = _row(True, "", help=
         "Flash attention. Without it a step costs more the more cells other sequences hold.")
     prefix_cache: bool = _row(True, "", help="Reuse the KV of prompts with the same beginning.")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.core import errors
-from headrace.core.errors import HeadraceError, MethodNotAllowed, Overloaded, RequestError, ServiceError
+from headrace.core.errors import HeadraceError, MethodNotAllowed, Overloaded, RequestError, ServiceError, StartupError
 
 TABLE = [
     ("InvalidRequest", 400, "invalid_request_error", None),
@@ -42,7 +42,7 @@ def test_what_the_caller_sees(name: str, status: int, type_: str, code: str | No
 
 def test_the_table_is_complete() -> None:
     def below(kind: type[HeadraceError]) -> set[str]:
-        kinds = kind.__subclasses__()
+        kinds = [] if kind is StartupError else kind.__subclasses__()  # all of them are told before there are clients
         return {kind.__name__}.union(*map(below, kinds))
 
     groups = {"HeadraceError", "RequestError", "ServiceError", "StartupError", "UpstreamRefused", "Unsupported"}

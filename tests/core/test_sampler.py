@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from headrace.core import sampler
 from headrace.core.plan import Draw
 from headrace.core.request import Decay, Sampling
-from headrace.core.sampler import BLOCK, FLOOR, Logits, Scratch, draw, is_greedy, logprob, temperature_at, uniform
+from headrace.core.sampler import (
+    BLOCK,
+    BROKEN,
+    FLOOR,
+    Logits,
+    Scratch,
+    draw,
+    is_greedy,
+    logprob,
+    temperature_at,
+    uniform,
+)
 
 NONE = float("-inf")
 Uniform = Callable[..., None]
@@ -296,10 +307,21 @@ def test_frequencies_follow_the_probabilities(s: Sampling) -> None:
     assert statistic < limit
 
 
-def test_logits_that_are_no_numbers_end_and_name_a_token() -> None:
-    for logits in (logits_of([1.0, math.nan, 2.0]), logits_of([math.nan] * 3), logits_of([NONE] * 3)):
-        for s in (Sampling(), Sampling(top_p=0.5), Sampling(top_k=2, min_p=0.5), Sampling(temperature=0)):
-            assert 0 <= token_of(logits, s) < 3
+def test_logits_that_are_no_numbers_give_no_token() -> None:
+    rows = ([1.0, math.nan, 2.0], [math.nan] * 3, [NONE] * 3, [1.0, math.inf, 2.0], [NONE, math.nan, 1.0])
+    for logits in map(logits_of, rows):
+        for s in (
+            Sampling(),
+            Sampling(top_p=0.5),
+            Sampling(top_k=2, min_p=0.5),
+            Sampling(temperature=0),
+            Sampling(logprobs=2),
+            Sampling(temperature=0, logprobs=2, repetition_penalty=1.3, logit_bias=((0, 5.0),)),
+        ):
+            assert draw(logits, Draw(s, 1, 3, (0, 1, 2), 1), piece) == BROKEN
+    assert draw(logits_of([NONE, 3.0, NONE]), Draw(Sampling(), 1, 3, (), 0), piece).tokens == (1,), (
+        "some may be ruled out"
+    )
 
 
 def test_a_draw_is_the_same_whenever_it_is_asked_again() -> None:

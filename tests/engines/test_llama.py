@@ -22,7 +22,7 @@ from headrace.core.plan import Chunk, Draw, Drawn
 from headrace.core.request import Generation, Sampling
 from headrace.core.speculation import Speculation
 from headrace.engines.base import StepAborted, StepFailed
-from headrace.engines.llama import WARM, LlamaEngine, LlamaSettings, worker
+from headrace.engines.llama import LlamaEngine, LlamaSettings, worker
 from headrace.engines.llama_lib import C
 from headrace.engines.local import LocalEngine
 from headrace.engines.stepper import Stepper
@@ -55,13 +55,6 @@ def small(path: Path, **options: Any) -> LlamaEngine:
 
 def greedy(ids: Sequence[int]) -> Draw:
     return Draw(GREEDY, 0, len(ids), ids, len(ids))
-
-
-def test_every_way_to_draw_is_warmed_at_start() -> None:
-    plain = Sampling()
-    for name in Sampling.__struct_fields__:
-        if name != "seed":
-            assert any(getattr(way, name) != getattr(plain, name) for way in WARM), name
 
 
 def test_warming_leaves_nothing_behind(demo_model: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_flag_reader_reads_the_flag() -> None:
 
 
 def test_metadata(demo_model: Path) -> None:
-    model = load_model(str(demo_model), vocab_only=True)
+    model = load_model(demo_model, vocab_only=True)
     assert model
     assert model_meta(model, "general.architecture") == "llama"
     template = model_meta(model, "tokenizer.chat_template")
@@ -33,10 +33,10 @@ def test_the_library_keeps_quiet_and_its_last_words_are_kept(
     tmp_path: Path, demo_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "é.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
-    assert not load_model(str(tmp_path / "é.gguf"), vocab_only=True)
+    assert not load_model(tmp_path / "é.gguf", vocab_only=True)
     assert "version" in recent_log()
     assert "\n" not in recent_log()
-    model = load_model(str(demo_model), vocab_only=True)
+    model = load_model(demo_model, vocab_only=True)
     assert recent_log() == "", "an old error is not blamed on the next file"
     C.llama_model_free(model)
     assert capfd.readouterr() == ("", "")

@@ -62,8 +62,8 @@ async def serving(blueprint: Blueprint, clock: Clock | None = None, **options: A
         yield engine
     finally:
         await soon(engine.close())
-        assert engine._process is not None
-        assert engine._process.returncode is not None, "a zombie"
+        assert engine._child is not None
+        assert engine._child.returncode is not None, "a zombie"
 
 
 class Stream(list[Event]):

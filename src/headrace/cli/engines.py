@@ -30,6 +30,8 @@ def run(server: Operator) -> int:
     for row in rows:
         if row["reason"]:
             out.print(f"{row['name']}: {row['reason']}", style="yellow")
+        if row.get("rung_note"):
+            out.print(f"{row['name']}: {row['rung_note']}", style="yellow")
     return 0
 
 

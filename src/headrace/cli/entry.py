@@ -28,6 +28,7 @@ def headrace() -> None:
 @click.option("--host", help="Address to listen on (server.host).")
 @click.option("--port", type=int, help="Port to listen on, 0 for a free one (server.port).")
 @click.option("--key", help="API key that clients must send (server.key; rather set HEADRACE_SERVER_KEY).")
+@click.option("--anyway", is_flag=True, help="Start also what needs more memory than there is (engine.check_memory).")
 @click.option("--insecure", is_flag=True, default=None, help="Allow a non-loopback address without a key.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, e.g. engine.threads=2.")
@@ -36,6 +37,7 @@ def serve(
     host: str | None,
     port: int | None,
     key: str | None,
+    anyway: bool,
     insecure: bool | None,
     file: Path | None,
     assignments: tuple[str, ...],
@@ -53,6 +55,7 @@ def serve(
         "server.port": port,
         "server.key": key,
         "server.insecure": insecure,
+        "engine.check_memory": False if anyway else None,
     }
     flags.update((name, value) for name, value in named.items() if value is not None)
     return verb.run(file, flags)

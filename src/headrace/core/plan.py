@@ -17,6 +17,8 @@ from headrace.core.kv import Kept
 from headrace.core.request import Sampling
 from headrace.core.sequence import Sequence as Choice
 
+NOT_FINITE = "the model computed numbers that are none (NaN or infinite) for this request"
+
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
     """Draw one token from the chunk's last position."""
@@ -49,7 +51,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drawn(msgspec.Struct, frozen=True, gc=False):
-    """Tokens drawn for one chunk: one, or several for a burst; the KV holds all but the last."""
+    """Tokens drawn for one chunk: one, or several for a burst; the KV holds all but the last. None: the logits were
+    not finite, and nothing that the chunk left in the KV is to be trusted."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -62,6 +65,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     drawn: tuple[Drawn | None, ...]
     computed_at: float
     """Logits were there (before sampling), on the engine thread's clock."""
+    broken: tuple[int, ...] = ()
+    """Chunks that drew nothing because their logits were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,14 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         return sum(share.count for share in self.shares)
+
+    @property
+    def arranged(self) -> tuple[int, int] | None:
+        """(chunks that are a batch of their own, rows that fill the last batch up); None: one plain batch."""
+        work = self.work
+        if work is None or not (work.split or work.pad):
+            return None
+        return (work.decode if work.split else 0), work.pad
 
     @property
     def prompts(self) -> bool:

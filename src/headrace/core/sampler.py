@@ -38,6 +38,9 @@ from headrace.core.request import Sampling
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
+BROKEN = Drawn(())
+"""What a row gives whose largest logit is not finite."""
+
 FLOOR = -9999.0
 """Stands for log(0) on the wire: JSON has no minus infinity."""
 
@@ -82,13 +85,20 @@ class Scratch:
 
 
 def draw(logits: Logits, want: Draw, piece: Callable[[int], bytes], scratch: Scratch | None = None) -> Drawn:
-    """Draw one token from a row of logits (n_vocab,), which is not changed. `scratch`: one of n_vocab, to be reused."""
+    """Draw one token from a row of logits (n_vocab,), which is not changed. `scratch`: one of n_vocab, to be reused.
+
+    BROKEN if nothing can be drawn: the largest logit is NaN (as it is if any is) or infinite.
+    """
     sampling, answered = want.sampling, want.position - want.prompt
     shaped = _shape(logits, want)
     if is_greedy(sampling, answered):
         token = int(shaped.argmax())
+        if not math.isfinite(shaped[token]):
+            return BROKEN
     else:
         token = _sample(shaped, want, temperature_at(sampling, answered), scratch or Scratch(len(logits)))
+        if token < 0:
+            return BROKEN
     if sampling.logprobs is None:
         return Drawn((token,))
     return Drawn((token,), (logprob(logits, token, sampling.logprobs, piece),))
@@ -136,11 +146,11 @@ def _shape(logits: Logits, want: Draw) -> Logits:
 
 
 def _sample(logits: Logits, want: Draw, temperature: float, scratch: Scratch) -> int:
-    """One draw with temperature > 0."""
+    """One draw with temperature > 0; -1 if the row is broken."""
     s = want.sampling
     peak = logits.max()
     if not np.isfinite(peak):
-        return int(logits.argmax())  # a broken row, NaN or nothing possible: as greedy does, so that this ends
+        return -1
     weights = np.subtract(logits, peak, out=scratch.weights)
     weights *= np.float32(1.0 / temperature)
     np.exp(weights, out=weights)  # relative to the likeliest token's, which is 1

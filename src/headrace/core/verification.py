@@ -10,13 +10,14 @@ own position. A token that ends the answer ends the burst.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from headrace.core.events import TokenLogprob
 from headrace.core.plan import Draw, Drawn
 from headrace.core.request import Sampling
-from headrace.core.sampler import Logits, Scratch, draw, is_greedy
+from headrace.core.sampler import BROKEN, Logits, Scratch, draw, is_greedy
 
 
 def verify(
@@ -29,11 +30,14 @@ def verify(
 ) -> Drawn:
     """The tokens that `rows` (len(guesses) + 1, n_vocab) give: the guesses that were right and one more.
 
-    `want` is for the first of them.
+    `want` is for the first of them. BROKEN if one of the rows that count is, see `sampler.draw`.
     """
     if is_greedy(want.sampling) and _plain(want.sampling):
         likeliest: list[int] = rows.argmax(axis=1).tolist()
-        return Drawn(tuple(likeliest[: accepted(likeliest, guesses, eog) + 1]))
+        count = accepted(likeliest, guesses, eog) + 1
+        if not all(math.isfinite(row[token]) for row, token in zip(rows[:count], likeliest, strict=False)):
+            return BROKEN
+        return Drawn(tuple(likeliest[:count]))
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     remembers = _remembers(want.sampling)
@@ -41,6 +45,8 @@ def verify(
     for i, row in enumerate(rows):
         seen = history if remembers else want.history
         one = draw(row, Draw(want.sampling, want.seed, want.position + i, seen, want.prompt), piece, scratch)
+        if not one.tokens:
+            return BROKEN
         token = one.tokens[0]
         tokens.append(token)
         logprobs.extend(one.logprobs)

@@ -13,10 +13,12 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.attention import Attention
+from headrace.core.errors import StartupError
 from headrace.core.events import Event
 from headrace.core.kv import Pin
 from headrace.core.plan import Chunk, StepResult
 from headrace.core.request import Generation, SamplingDefaults
+from headrace.engines.ladder import TOP
 from headrace.kv.tiers import TierStats
 
 
@@ -46,6 +48,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """What the model file says of how it is to be sampled."""
     faults: tuple[str, ...] = ()
     """What it says of that and cannot be, one line each; it is not used."""
+    trained: int = 0
+    """Tokens that the model was trained for, as its file says; 0: not told."""
 
     def refusal(self, generation: Generation) -> str | None:
         """Why an engine would break on this; the server refuses such requests with a better message."""
@@ -65,6 +69,10 @@ class StepAborted(Exception):
 
 class StepFailed(Exception):
     """The engine could not compute the step; its message is for the log. The KV of the step's slots is undefined."""
+
+
+class UntrueNumbers(StartupError):
+    """What an engine computes while it warms up is not finite: the file's numbers are damaged, or a kernel is wrong."""
 
 
 class StepEngine(Protocol):
@@ -199,6 +207,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     drafts: int = 0
     """Tokens guessed since start."""
     drafts_right: int = 0
+    broken: int = 0
+    """Generations that failed because their logits were not finite."""
     tiers: TierStats = TierStats()
     """KV outside the pool, as of now and then."""
 
@@ -211,6 +221,12 @@ class Lives(msgspec.Struct, frozen=True):
     """Streams that went on in another worker, counted each time."""
     given_up: int = 0
     """Streams that ended with an error because their worker died."""
+    rung: str = TOP
+    """Which kernels it runs with, see `ladder`."""
+    depth: int = 0
+    """Rungs below what was configured."""
+    note: str = ""
+    """Why it stands there, in one line; "" as configured."""
 
 
 Sink = Callable[[Event], None]

@@ -165,6 +165,9 @@ class DraftModel:
         except (StepAborted, StepFailed):
             self._drop(slot)
             return []
+        if drawn is not None and not drawn.tokens:
+            self._drop(slot)
+            return []
         held.extend(tokens)
         return [drawn.tokens[0]] if drawn else tokens
 

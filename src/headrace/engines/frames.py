@@ -63,6 +63,8 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     """Worker → server: the model cannot be loaded; the worker exits."""
 
     message: str
+    untrue: bool = False
+    """What it computed cannot be right; with other kernels it may be."""
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):

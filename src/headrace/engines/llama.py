@@ -8,7 +8,6 @@
 
 A step of fewer than 64 rows can be filled up with rows of a sequence that nobody reads, behind all others (`pad`):
 they hold nothing between two steps and are never counted; where the pool has no cells for them the step goes without.
-
 A chunk with guesses gives the logits of its last `drafts` + 1 rows; what is drawn from them decides which guesses hold.
 
 Rules: llama.cpp answers a misuse with a process abort, so nothing reaches it that this file has not checked; n_ubatch
@@ -31,15 +30,17 @@ import numpy as np
 from headrace.core.attention import TILE, Attention
 from headrace.core.clock import Clock
 from headrace.core.errors import StartupError
+from headrace.core.file_name import original, shown
 from headrace.core.plan import Chunk, Draw, Drawn, StepResult
-from headrace.core.request import Decay, Sampling
 from headrace.core.sampler import Scratch, draw
 from headrace.core.verification import verify
-from headrace.engines.base import ModelInfo, StepAborted, StepFailed
+from headrace.engines.base import ModelInfo, StepAborted, StepFailed, UntrueNumbers
 from headrace.engines.draft import DraftModel, check_vocabulary
 from headrace.engines.llama_lib import ABORT_CALLBACK, C, logits_address, model_meta, recent_log
+from headrace.engines.memory import Wants, check_memory
 from headrace.engines.snapshot import Snapshots, fingerprint
 from headrace.engines.vocab import Vocabulary, open_model
+from headrace.engines.warming import WARM
 
 _KV_TYPES = {"f16": 1, "q8_0": 8, "bf16": 30}
 """ggml_type numbers."""
@@ -49,20 +50,7 @@ MAX_SLOTS = 255
 that nobody reads."""
 
 _PAD_TOKEN = 0
-_NO_CELLS = 1
-"""llama_decode's code for a batch that finds no room; nothing was changed."""
-
-WARM = (
-    Sampling(temperature=0.0),
-    Sampling(),
-    Sampling(top_p=0.9),
-    Sampling(top_k=40, min_p=0.05),
-    Sampling(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
-    Sampling(logit_bias=((0, -1.0),), decay=Decay(10, 0.95, 0.4)),
-    Sampling(temperature=0.0, logprobs=5),
-    Sampling(top_p=0.9, logprobs=5),
-)
-"""Ways to draw, for one step of a full batch: the first use of some costs as much as a decode."""
+_NO_CELLS = 1  # llama_decode's code for a batch that finds no room; nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +71,8 @@ class LlamaSettings:
     kv_type: str = "f16"
     extra_buffers: bool = True
     """Weights may be laid out anew for this CPU's kernels (AMX, repacked); False: as they stand in the file."""
+    check_memory: bool = True
+    """Refuse what needs more memory than there is, before it is taken."""
     created: int = 0
     drafts: int = 0
     """Most guesses in a step; each may take a row of logits, n_vocab * 4 bytes."""
@@ -96,8 +86,11 @@ class LlamaEngine:
             raise StartupError(f"engine.slots is {settings.slots}; llama.cpp takes 1 to {MAX_SLOTS}")
         self._clock = clock
         self._path = settings.path
+        if settings.check_memory:
+            check_memory(settings.path, _wants(settings))
         self._model = open_model(settings.path, vocab_only=False, extra_buffers=settings.extra_buffers)
         self._vocab = Vocabulary(self._model)
+        trained = self._check(settings)
         self.piece = self._vocab.answer_piece
         self._abort = ctypes.create_string_buffer(2)
         self.can_share = not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
@@ -111,17 +104,32 @@ class LlamaEngine:
         self._split = self._pad = 0
         self._computed_at = 0.0
         self.attention = self._attention(settings)
-        trained = int(C.llama_model_n_ctx_train(self._model))
-        self.info: ModelInfo = self._vocab.info(
-            settings.name, min(settings.context or trained, self.n_cells), settings.created
-        )
+        context = min(settings.context or trained, self.n_cells)
+        self.info: ModelInfo = self._vocab.info(settings.name, context, settings.created, trained)
         self._eog = frozenset(self.info.eog)
+        self._dirty = False
+        """Numbers that are none are in the KV: they go with the sequence that has them."""
         self.draft: DraftModel | None = None
         """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
         self.save, self.load = self._snapshots.save, self._snapshots.load
         self.bytes_per_token = self._snapshots.bytes_per_token
+
+    def _check(self, settings: LlamaSettings) -> int:
+        """Tokens it was trained for. Raises StartupError for what the library loads and nobody could use."""
+        path = shown(settings.path)
+        if self._vocab.size == 0 or not self._vocab.there:
+            raise StartupError(f"{path} has no vocabulary (tokenizer.ggml.model): text cannot be made of its tokens")
+        if C.llama_model_has_encoder(self._model) or not C.llama_model_has_decoder(self._model):
+            raise StartupError(f"{path} is a model that does not write text by itself: it has an encoder")
+        trained = int(C.llama_model_n_ctx_train(self._model))
+        if (settings.context or trained) < 2:
+            raise StartupError(
+                f"{path} says that it holds {trained} tokens (context_length): a prompt and an answer need 2 or more; "
+                "set engine.context if the file is wrong"
+            )
+        return trained
 
     def _make_context(self, settings: LlamaSettings) -> Any:
         params = C.llama_context_default_params()
@@ -173,15 +181,28 @@ class LlamaEngine:
         touched in 1 % of the time that the first one takes: neither is worth a longer start.
         """
         token = self.info.bos if self.info.bos is not None else 0
-        for n in (1, min(64, self.n_batch)):
-            self.step([Chunk(0, 0, [token] * n, None)])
+        for n in (1, min(64, self.n_batch, self.info.n_ctx)):
+            # Tokens from all over the vocabulary: a file that is damaged in places is found out sooner.
+            tokens = [token, *(7919 * at % self.info.n_vocab for at in range(1, n))]
+            self._warm_step([Chunk(0, 0, tokens, Draw(WARM[0], 0, n, tokens, n))])
             if n > 1:
                 self._snapshots = Snapshots(self._model, self._context, scratch=self.n_slots, sample=0)
             self.trim(0, 0)
         ways = WARM[: min(self.n_slots, self.n_batch)]
-        self.step([Chunk(slot, 0, [token], Draw(way, 0, 1, [token], 1)) for slot, way in enumerate(ways)])
+        self._warm_step([Chunk(slot, 0, [token], Draw(way, 0, 1, [token], 1)) for slot, way in enumerate(ways)])
         for slot in range(len(ways)):
             self.trim(slot, 0)
+
+    def _warm_step(self, chunks: Sequence[Chunk]) -> None:
+        """Raises UntrueNumbers, and StartupError for a step that the library refuses."""
+        try:
+            result = self.step(chunks)
+        except StepFailed as error:
+            raise StartupError(f"the model in {shown(self._path)} cannot be computed: {error}") from None
+        if result.broken:
+            raise UntrueNumbers(
+                f"the model in {shown(self._path)} computes numbers that are none (NaN or infinite logits)"
+            )
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -195,21 +216,20 @@ class LlamaEngine:
     def trim(self, slot: int, length: int) -> None:
         """Forget positions >= length of a slot."""
         C.llama_memory_seq_rm(self._memory, slot, length, -1)
+        if self._dirty and length == 0:
+            self._snapshots.scrub(slot)
+            self._dirty = False
 
     def arrange(self, split: int, pad: int) -> None:
         """The next step's first `split` chunks are a batch of their own; `pad` rows fill the last batch up."""
         self._split, self._pad = split, pad
 
     def step(self, chunks: Sequence[Chunk]) -> StepResult:
-        """One llama_decode over all chunks, or two, then the draws of each chunk that asks.
-
-        Raises StepAborted, StepFailed.
-        """
+        """One llama_decode over all chunks, or two, and their draws. Raises StepAborted, StepFailed."""
         split, pad = self._split, self._pad
         self._split = self._pad = 0
         if not split:
-            drawn = self._part(chunks, pad, last=True)
-            return StepResult(tuple(drawn), self._computed_at)
+            return self._result(self._part(chunks, pad, last=True))
         first = chunks[:split]
         drawn = self._part(first, 0, last=False)
         try:
@@ -218,7 +238,12 @@ class LlamaEngine:
             for chunk in first:  # the whole step, or nothing of it
                 self.trim(chunk.slot, chunk.start)
             raise
-        return StepResult(tuple(drawn), self._computed_at)
+        return self._result(drawn)
+
+    def _result(self, drawn: list[Drawn | None]) -> StepResult:
+        broken = tuple([i for i, one in enumerate(drawn) if one is not None and not one.tokens])
+        self._dirty |= bool(broken)
+        return StepResult(tuple(drawn), self._computed_at, broken)
 
     def _part(self, chunks: Sequence[Chunk], pad: int, *, last: bool) -> list[Drawn | None]:
         """One batch. What it draws is read before the next one, which writes over its logits."""
@@ -342,15 +367,20 @@ def worker(settings: dict[str, Any], clock: Clock) -> LlamaEngine:
     """
     options = dict(settings)
     draft_path = options.pop("draft_model", "")
-    loaded = LlamaSettings(**{**options, "path": Path(options["path"])})
+    loaded = LlamaSettings(**{**options, "path": Path(original(options["path"]))})
     engine = LlamaEngine(loaded, clock)
     if draft_path and engine.n_drafts:
         try:
-            engine.draft = DraftModel(_draft_engine(engine, replace(loaded, path=Path(draft_path), drafts=0)), clock)
+            other = replace(loaded, path=Path(original(draft_path)), drafts=0)
+            engine.draft = DraftModel(_draft_engine(engine, other), clock)
         except StartupError:
             engine.close()
             raise
     return engine
+
+
+def _wants(s: LlamaSettings) -> Wants:
+    return Wants(s.cells, s.batch, s.slots, s.drafts, s.kv_type, s.flash_attention, s.extra_buffers)
 
 
 def _draft_engine(engine: LlamaEngine, settings: LlamaSettings) -> LlamaEngine:

@@ -7,7 +7,9 @@ corrupts memory in silence. Other modules use `C` and the few wrappers below.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -44,13 +46,13 @@ def recent_log() -> str:
     return "; ".join(line for line in _log if line)
 
 
-def load_model(path: str, *, vocab_only: bool, extra_buffers: bool = True) -> Any:
+def load_model(path: Path, *, vocab_only: bool, extra_buffers: bool = True) -> Any:
     """A `llama_model *`, or None; `recent_log` says why. `extra_buffers`: weights may be laid out anew for this CPU."""
     params = C.llama_model_default_params()
     params.vocab_only = vocab_only
     params.use_extra_bufts = extra_buffers
     _log.clear()
-    return C.llama_model_load_from_file(path.encode(), params)
+    return C.llama_model_load_from_file(os.fsencode(path), params)
 
 
 def model_meta(model: Any, key: str) -> str | None:

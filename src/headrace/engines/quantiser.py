@@ -16,21 +16,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.core.errors import StartupError
-from headrace.engines.llama_lib import C, model_meta, recent_log
-from headrace.engines.vocab import open_model
+from headrace.core.file_name import shown
+from headrace.engines.gguf import read_head
+from headrace.engines.ladder import Ending, told
+from headrace.engines.last_words import words_of
+from headrace.engines.llama_lib import C, recent_log
 
 PART = ".part"
 """Ends the name of a file that is being written."""
 
 
 def file_type(path: Path) -> int | None:
-    """The `llama_ftype` in a file's metadata; None if there is none. Raises StartupError for what is no model."""
-    model = open_model(path, vocab_only=True)
-    try:
-        text = model_meta(model, "general.file_type") or ""
-    finally:
-        C.llama_model_free(model)
-    return int(text) if text.isdecimal() else None
+    """The `llama_ftype` in a file's metadata; None if there is none. Raises StartupError for what is no model.
+
+    Read without the library: it may end the process of whoever shows it a broken file.
+    """
+    value = read_head(path).metadata.get("general.file_type")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def quantise(source: Path, target: Path, number: int, threads: int) -> None:
@@ -41,7 +43,7 @@ def quantise(source: Path, target: Path, number: int, threads: int) -> None:
     params.allow_requantize = True  # what that costs is told by `core.quantisation.loss`
     code = int(C.llama_model_quantize(os.fsencode(source), os.fsencode(target), params))
     if code != 0:
-        raise StartupError(f"{source.name} cannot be converted: {recent_log() or f'llama.cpp gave {code}'}")
+        raise StartupError(f"{shown(source.name)} cannot be converted: {recent_log() or f'llama.cpp gave {code}'}")
 
 
 def make_file(source: Path, target: Path, number: int, threads: int, environ: Mapping[str, str]) -> None:
@@ -51,9 +53,10 @@ def make_file(source: Path, target: Path, number: int, threads: int, environ: Ma
     try:
         done = subprocess.run(words, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode != 0 or not part.is_file():
-            lines = done.stderr.decode("utf-8", "replace").split("\n")
-            said = next((line for line in reversed(lines) if line.strip()), "")
-            raise StartupError(said.strip() or f"the quantiser ended with status {done.returncode}")
+            said = words_of(done.stderr)
+            if done.returncode == 2 and said:
+                raise StartupError(said)
+            raise StartupError(f"{shown(source.name)} cannot be converted: {told(Ending(done.returncode, said))}")
         with part.open("rb") as stream:
             os.fsync(stream.fileno())
         part.replace(target)

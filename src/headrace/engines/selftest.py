@@ -161,7 +161,7 @@ def compute(file: Path, extra: bool) -> Iterator[bytes]:
         families.extend(_NAMES.get(name, name) for name in found if name in _NAMES or not name.startswith("CPU"))
 
     C.llama_log_set(on_log, None)
-    model = load_model(str(file), vocab_only=False, extra_buffers=extra)
+    model = load_model(file, vocab_only=False, extra_buffers=extra)
     if not model:
         raise StartupError(f"cannot load {file.name}: {recent_log()}")
     yield msgspec.json.encode(families) + b"\n"

@@ -48,6 +48,8 @@ class Snapshots:
         self._buffer = ctypes.create_string_buffer(0)
         self._fixed = 0
         self._magic = 0
+        self._finite: list[tuple[int, bytes]] = []
+        """(tokens, a payload) of what the engine computed first: to write over what must not be read."""
         self.bytes_per_token = 0
         """Bytes of a payload per token, about; 0: this model's KV cannot be saved by ranges (recurrent layers, sliding
         windows, positions of several dimensions), and neither method may be called."""
@@ -61,6 +63,22 @@ class Snapshots:
             self.bytes_per_token = two - one
             self._fixed = one - self.bytes_per_token
             self._magic = int(np.frombuffer(self._copy_out(sample, 0, 1), _HEAD, 1)["magic"][0])
+            most = int(C.llama_memory_seq_pos_max(self._memory, sample)) + 1
+            self._finite = [(n, self._copy_out(sample, 0, n)) for n in sorted({most, 1}, reverse=True)]
+
+    def scrub(self, slot: int) -> None:
+        """Write over all free cells, with what is known to be finite: attention reads them too. `slot` is empty."""
+        at = 0
+        for n, payload in self._finite:
+            order = np.frombuffer(payload, _CELL, n, offset=_HEAD.itemsize)["pos"]
+            while True:
+                cells = np.frombuffer(payload, _CELL, n, offset=_HEAD.itemsize).copy()
+                cells["pos"] = order + at
+                moved = payload[: _HEAD.itemsize] + cells.tobytes() + payload[_HEAD.itemsize + cells.nbytes :]
+                if not self.load(slot, at, at + n, moved):
+                    break
+                at += n
+        C.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def save(self, slot: int, start: int, end: int) -> bytes:
         """The KV of positions [start, end), which the slot must hold. Raises StepFailed if it does not."""

@@ -33,6 +33,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.core.speculation import Proposer, Speculation
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
 from headrace.engines.keeper import Keeper, TierSettings, open_store
+from headrace.engines.poison import fail_broken
 from headrace.engines.telling import Deliver, Telling
 from headrace.kv.cells import PADDING
 from headrace.kv.mining import Miner
@@ -98,7 +99,7 @@ class Stepper:
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._over = threading.Event()
         self._open = True
-        self._steps = 0
+        self._steps = self._broken = 0
         self._fragmentation = 0.0
         self._error = (0.0, 0.0)
         self._tiers = TierStats()
@@ -219,10 +220,7 @@ class Stepper:
                 residency.drop(slot)
 
     def calibrate(self) -> CostModel | None:
-        """Learn what a few typical steps take here, before anybody waits for one.
-
-        What was learned, to be saved; None if nobody asks for it.
-        """
+        """Learn what a few typical steps take here; what was learned, to be saved, or None if nobody asks for it."""
         cost, engine = self.scheduler.cost, self._engine
         if cost is None:
             return None
@@ -285,8 +283,8 @@ class Stepper:
         self._telling.start()
         restored = self._clock()
         try:
-            if plan.work is not None and (plan.work.split or plan.work.pad):
-                self._engine.arrange(plan.work.decode if plan.work.split else 0, plan.work.pad)
+            if plan.arranged:
+                self._engine.arrange(*plan.arranged)
             result = self._engine.step(chunks)
         except StepAborted:
             return
@@ -300,20 +298,23 @@ class Stepper:
             self._pool.layout.place([(chunk.slot, len(chunk.tokens)) for chunk in chunks])
             if self._steps % LOOK_UP_EVERY == 0:
                 self._look_up()
+            if result.broken:
+                events = fail_broken(scheduler, self._engine, plan, result)
+                self._broken += len(events)
             taken = scheduler.apply(plan, result, restored, self._clock())
             self._carry_out()
         finally:
             self._in_step = {}
-        if taken is None:
+        if taken is None or result.broken:
             self._telling.deliver(events, self.stats())
-        else:
+        if taken is not None:
             self._telling.tell(taken, self.stats(), now=not plan.decodes)
         if self._keeper is not None:
             self._keeper.save(self._telling.drain, spare=self._spare(plan, self._clock() - restored))
 
     def _spare(self, plan: Plan, lasted: float) -> float:
-        """Seconds that a copy may take after a step that `lasted` so long: what is left of its readers' gap, and
-        nothing beside a prompt, whose part of the step has used that up."""
+        """Seconds that a copy may take after a step that `lasted` so long: what is left of its readers' gap; a prompt's
+        part has used that up."""
         pace = self.scheduler.limits.pace
         if not plan.reading or pace is None:
             return math.inf
@@ -394,4 +395,5 @@ class Stepper:
             tiers=self._tiers,
             drafts=self._speculation.proposed,
             drafts_right=self._speculation.accepted,
+            broken=self._broken,
         )

@@ -3,8 +3,8 @@
     STARTING ──Ready──► UP ──socket closed──► WAITING ──back-off──► STARTING
         │               │ ▲                      ▲                     │
         │               │ └ streams are put back └── silent: kill -9   └─ once it was up: for ever
-        │               └──────────────────────────────┘
-        └──Broken, or dead before it was ever up──► StartupError
+        │ └ a signal: one rung down, see `ladder`, and again ────────┘
+        └──Broken, or dead on the last rung before it was ever up──► StartupError
 
 Rules: everything here runs on the event loop. Live streams outlive the worker: the next one goes on from the last token
 that each reader was told of, see `streams`, and in what order, see `quarantine`. The first restart is at once, then the
@@ -18,8 +18,6 @@ import asyncio
 import logging
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -32,6 +30,9 @@ from headrace.core.kv import Pin
 from headrace.core.request import Generation
 from headrace.engines import frames
 from headrace.engines.base import EngineStats, Lives, ModelInfo, Sink
+from headrace.engines.child import Child
+from headrace.engines.footing import Footing
+from headrace.engines.ladder import told
 from headrace.engines.quarantine import Quarantine
 from headrace.engines.streams import Streams
 from headrace.engines.watchdog import Verdict, Watchdog
@@ -79,11 +80,14 @@ class WorkerEngine:
         clock: Clock,
         *,
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        footing: Footing | None = None,
         environment: Mapping[str, str] | None = None,
         replay: bool = True,
         step_timeout_s: float = 60.0,
     ) -> None:
+        """`footing`: what to do without if the worker dies of it; by default nothing is tried."""
         self._blueprint = blueprint
+        self._footing = footing or Footing()
         self._environment = environment
         """The worker's; None: the same as ours."""
         self._clock = clock
@@ -94,7 +98,10 @@ class WorkerEngine:
         self._quarantine = Quarantine()
         self._watchdog = Watchdog(step_timeout_s)
         self._watch: asyncio.TimerHandle | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
+        self._untrue = ""
+        """What the worker that is loading found wrong with its numbers."""
+        self._burial: asyncio.Task[None] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._info: ModelInfo | None = None
         self._started: asyncio.Future[None] | None = None
@@ -120,7 +127,7 @@ class WorkerEngine:
     @property
     def pid(self) -> int | None:
         """The worker's process id."""
-        return self._process.pid if self._process is not None else None
+        return self._child.pid if self._child is not None else None
 
     @property
     def ready(self) -> bool:
@@ -141,13 +148,15 @@ class WorkerEngine:
 
     @property
     def lives(self) -> Lives:
-        return Lives(self.restarts, self.replayed, self.given_up)
+        footing = self._footing
+        return Lives(self.restarts, self.replayed, self.given_up, footing.rung.name, footing.depth, footing.note)
 
     async def start(self) -> None:
         """Load the model for the first time. Raises StartupError."""
         self._started = asyncio.get_running_loop().create_future()
-        await self._launch()
+        await asyncio.to_thread(self._footing.begin, self._blueprint.settings)
         try:
+            await self._launch()
             await self._started
         except StartupError:
             await self.close()
@@ -166,10 +175,10 @@ class WorkerEngine:
             self._started.set_exception(StartupError("stopped while the model was loading"))
         if self._transport is not None:
             self._transport.abort()
-        if self._process is not None:
+        if self._child is not None:
             if loading:
-                self._process.kill()  # it looks at its socket only when the model is there
-            await asyncio.get_running_loop().run_in_executor(None, _reap, self._process)
+                self._child.kill()  # it looks at its socket only when the model is there
+            await self._child.ended()
 
     def submit(self, generation: Generation, sink: Sink) -> None:
         """Raises EngineUnavailable, Overloaded."""
@@ -206,24 +215,23 @@ class WorkerEngine:
 
     async def _launch(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._process is not None:
-            await loop.run_in_executor(None, _reap, self._process)
+        if self._child is not None and self._child.returncode is None:
+            ending = await self._child.ended()
+            log.info("engine: worker %s: %s", self.pid, told(ending))
         if self._closing:
             return
+        self._untrue = ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes milliseconds and happens at start only
-                [sys.executable, "-u", "-m", "headrace.engines.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=self._environment,
-            )
+            self._child = Child()
+            await self._child.start(theirs.fileno(), self._environment)
         self._transport, _ = await loop.create_connection(lambda: _Link(self), sock=ours)
         if self._closing:
             self._transport.abort()
             return
-        body = msgspec.msgpack.encode(self._blueprint)
+        settings = {**self._blueprint.settings, **self._footing.rung.settings}
+        body = msgspec.msgpack.encode(msgspec.structs.replace(self._blueprint, settings=settings))
         self._transport.write(struct.pack("<I", len(body)) + body)
 
     def _send(self, command: frames.Command) -> None:
@@ -280,8 +288,10 @@ class WorkerEngine:
             case frames.Pong(now):
                 if not self._up:
                     self._on_up(now)
-            case frames.Broken(message):
-                if self._started is not None and not self._started.done():
+            case frames.Broken(message, untrue):
+                if untrue:
+                    self._untrue = message  # other kernels may do better
+                elif self._started is not None and not self._started.done():
                     self._started.set_exception(StartupError(message))
                 else:
                     log.error("engine: %s", message)
@@ -291,7 +301,12 @@ class WorkerEngine:
         self.clock_offset = offset(self._asked, now, self._clock())
         self._up_since = self._clock()
         self._up, self._back_soon, self._vain = True, False, 0
+        if self._child is not None:
+            self._child.came_up()
         if self._started is not None and not self._started.done():
+            self._footing.stand()
+            if self._footing.note:
+                log.warning("engine: %s", self._footing.note)
             self._started.set_result(None)
         else:
             log.warning("engine: worker %s is up, %d streams go on", self.pid, len(self._streams))
@@ -307,11 +322,11 @@ class WorkerEngine:
         self._watch = asyncio.get_running_loop().call_later(seconds, self._look)
         if verdict is Verdict.PING:
             self._send(frames.Ping())
-        elif verdict is Verdict.KILL and self._process is not None:
+        elif verdict is Verdict.KILL and self._child is not None:
             log.error(
                 "engine: worker %s has been silent for %.1f s; it is killed", self.pid, 2 * self._watchdog.timeout
             )
-            self._process.kill()
+            self._child.kill()
 
     def _on_lost(self) -> None:
         """The worker is gone, for whatever reason."""
@@ -326,7 +341,7 @@ class WorkerEngine:
         if self._closing:
             return
         if self._started is not None and not self._started.done():
-            self._started.set_exception(StartupError("the engine died while it loaded the model"))
+            self._burial = asyncio.get_running_loop().create_task(self._descend(self._started))
             return
         if self._info is None:
             return  # the first start failed and has been reported
@@ -336,6 +351,20 @@ class WorkerEngine:
         log.error("engine: worker %s is gone with %d streams; next start in %.1f s", self.pid, len(self._streams), wait)
         self._restart = asyncio.get_running_loop().call_later(wait, self._start_again)
         self._mourn()
+
+    async def _descend(self, started: asyncio.Future[None]) -> None:
+        """The first worker died before it was up: try one rung lower, or say why not."""
+        assert self._child is not None
+        ending = await self._child.ended(self._untrue)
+        failure = "" if self._closing else self._footing.fall(ending)
+        if not self._closing and not failure:
+            log.warning("engine: %s; trying again without %s", told(ending), self._footing.rung.without)
+            try:
+                await self._launch()
+            except OSError as error:
+                failure = f"cannot start the engine: {error.strerror or error}"
+        if failure and not started.done():
+            started.set_exception(StartupError(failure))
 
     def _mourn(self) -> None:
         """Which of the dead worker's streams end with it?"""
@@ -360,12 +389,3 @@ class WorkerEngine:
         if not task.cancelled() and task.exception() is not None:
             log.error("engine: cannot start the worker: %s", task.exception())
             self._on_lost()
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a worker whose socket is closed; make sure after 5 s."""
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

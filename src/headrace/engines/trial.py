@@ -36,6 +36,8 @@ from headrace.core.plan import Chunk, Draw
 from headrace.core.request import Sampling
 from headrace.core.tuning import MIXTURE, READERS, Figures, PromptStep, prompt_seconds
 from headrace.engines.base import StepAborted, StepEngine, StepFailed
+from headrace.engines.ladder import Ending, told
+from headrace.engines.last_words import words_of
 from headrace.kv.blob import BLOCK
 
 SHORT = MIXTURE[0][0]
@@ -167,7 +169,8 @@ class Trial:
 
     def _step(self, chunks: list[Chunk]) -> float:
         began = self._clock()
-        self._engine.step(chunks)
+        if self._engine.step(chunks).broken:
+            raise StepFailed("it computes numbers that are none (NaN or infinite logits)")
         return max(1e-9, self._clock() - began)
 
 
@@ -190,16 +193,7 @@ def run_trial(job: Job, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S
             return msgspec.json.decode(done.stdout, type=Report)
         except msgspec.DecodeError:
             pass
-    return Report(failure=_ending(done.returncode, done.stderr))
-
-
-def _ending(code: int, said: bytes) -> str:
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = f": {lines[-1]}" if lines else ""
-    if code >= 0:
-        return f"the process ended with status {code}{last}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"the process was ended by {name}{last}"
+    return Report(failure=told(Ending(done.returncode, words_of(done.stderr))))
 
 
 def run_delays(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:

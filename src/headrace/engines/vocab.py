@@ -12,25 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import StartupError
+from headrace.core.file_name import shown
 from headrace.engines.base import ModelInfo
+from headrace.engines.gguf import check_parts
 from headrace.engines.llama_lib import C, load_model, model_meta, recent_log
 from headrace.protocol.defaults import read_defaults
-
-_GGUF_MAGIC = b"GGUF"
 
 
 def open_model(path: Path, *, vocab_only: bool, extra_buffers: bool = True) -> Any:
     """A `llama_model *`. Raises StartupError in one line if the file is missing, no GGUF, or broken."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise StartupError(f"cannot read the model file {path}: {error.strerror}") from error
-    if magic != _GGUF_MAGIC:
-        raise StartupError(f"{path} is not a GGUF file: it starts with {magic!r}, not with {_GGUF_MAGIC!r}")
-    model = load_model(str(path), vocab_only=vocab_only, extra_buffers=extra_buffers)
+    check_parts(path)  # what can be told without the library, in better words than its own
+    model = load_model(path, vocab_only=vocab_only, extra_buffers=extra_buffers)
     if not model:
-        raise StartupError(f"cannot load the model file {path}: {recent_log() or 'it is broken or of an unknown kind'}")
+        raise StartupError(
+            f"cannot load the model file {shown(path)}: {recent_log() or 'it is broken or of an unknown kind'}"
+        )
     return model
 
 
@@ -55,6 +51,11 @@ class Vocabulary:
         # At the exit of the process nobody needs it back, and the library may be gone before.
         weakref.finalize(vocabulary, C.llama_model_free, model).atexit = False
         return vocabulary
+
+    @property
+    def there(self) -> bool:
+        """Does the file have one?"""
+        return int(C.llama_vocab_type(self._vocab)) != C.LLAMA_VOCAB_TYPE_NONE
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of `text`, no BOS added."""
@@ -91,8 +92,9 @@ class Vocabulary:
                 return buffer.raw[:n]
             size = -n
 
-    def info(self, name: str, n_ctx: int, created: int) -> ModelInfo:
-        """The model as the server sees it; `n_ctx` tokens a sequence, `created` in Unix seconds."""
+    def info(self, name: str, n_ctx: int, created: int, trained: int = 0) -> ModelInfo:
+        """The model as the server sees it; `n_ctx` tokens a sequence, of which it was `trained` for so many (0: not
+        told), `created` in Unix seconds."""
         vocab = self._vocab
         eog = tuple(t for t in range(self.size) if C.llama_vocab_is_eog(vocab, t))
         control = {
@@ -116,4 +118,5 @@ class Vocabulary:
             title=model_meta(self._model, "general.name") or "",
             sampling=sampling,
             faults=faults,
+            trained=trained,
         )

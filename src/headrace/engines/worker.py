@@ -28,11 +28,13 @@ import msgspec
 
 from headrace.core.errors import StartupError
 from headrace.core.events import Event
+from headrace.core.file_name import shown
 from headrace.core.limits import Limits
 from headrace.engines import frames
-from headrace.engines.base import EngineStats, StepEngine
+from headrace.engines.base import EngineStats, StepEngine, UntrueNumbers
 from headrace.engines.calibration import calibration_file, load_calibration, save_calibration
 from headrace.engines.keeper import TierSettings
+from headrace.engines.poison import Poisoned
 from headrace.engines.stepper import CLOSE_S, Stepper
 from headrace.engines.telling import Deliver
 
@@ -136,21 +138,20 @@ def main(fd: int) -> int:
     writer = _Writer(sock)
     try:
         engine = build(blueprint)
-    except StartupError as error:
-        writer.send(frames.Broken(error.message))
-        writer.finish()
-        return 2
-    try:
         stepper = make_stepper(blueprint, engine, writer.step)
     except StartupError as error:
-        writer.send(frames.Broken(error.message))
+        writer.send(frames.Broken(shown(error.message), isinstance(error, UntrueNumbers)))
         writer.finish()
         return 2
     writer.send(frames.Ready(engine.info))
     threading.Thread(target=_read, args=(sock, stepper, writer), name="reader", daemon=True).start()
     gc.collect()
     gc.freeze()  # the collector need not walk over what was loaded while somebody waits for a token
-    stepper.run()
+    try:
+        stepper.run()
+    except Poisoned as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
     return 0
 
 

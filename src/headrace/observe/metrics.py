@@ -64,6 +64,8 @@ ENGINE_COUNTERS: tuple[Row, ...] = (
     ("headrace_engine_steps", "Batches computed.", lambda s: s.steps),
     ("headrace_drafts", "Tokens guessed ahead.", lambda s: s.drafts),
     ("headrace_drafts_right", "Those of them that were right.", lambda s: s.drafts_right),
+    ("headrace_logits_not_finite", "Generations that failed because their logits were NaN or infinite.",
+     lambda s: s.broken),
     ("headrace_preemptions", "Running sequences that had to give up their cells.", lambda s: s.preemptions),
 )
 LIFE_COUNTERS: tuple[tuple[str, str, Callable[[Lives], int]], ...] = (
@@ -218,6 +220,14 @@ class Metrics:
             for name, one in stats.items():
                 counter.add_metric((name,), read(one))
             yield counter
+        rung = GaugeMetricFamily(
+            "headrace_engine_rung",
+            "Rungs below its settings that the engine runs on, because kernels fail on this machine; 0: none.",
+            labels=("model", "rung"),
+        )
+        for name, engine in self._engines.items():
+            rung.add_metric((name, engine.lives.rung), float(engine.lives.depth))
+        yield rung
         for title, text, count in LIFE_COUNTERS:
             counter = CounterMetricFamily(title, text, labels=("model",))
             for name, engine in self._engines.items():

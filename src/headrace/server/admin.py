@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.core.clock import Clock
 from headrace.core.errors import Conflict, HeadraceError, InvalidRequest, RouteNotFound, StartupError
+from headrace.core.file_name import shown
 from headrace.core.request import INTERACTIVE
 from headrace.gateway.pool import Member, Pool
 from headrace.gateway.spec import AliasSpec, EngineSpec, parse_weights
@@ -186,7 +187,7 @@ class _Admin:
         return {
             "name": spec.name,
             "kind": spec.kind,
-            "model": spec.model,
+            "model": shown(spec.model),
             "family": spec.family,
             "url": spec.url or None,
             "state": str(member.state),
@@ -199,6 +200,8 @@ class _Admin:
             "running": 0 if stats is None else stats.running,
             "waiting": 0 if stats is None else stats.waiting,
             "predicted_ttft_ms": round(predicted * 1e3, 3) or None,
+            "rung": None if there is None else there.lives.rung,
+            "rung_note": "" if there is None else there.lives.note,
             "memory_bytes": _memory(backend.pid) if isinstance(backend, Housed) else None,
         }  # fmt: skip
 
