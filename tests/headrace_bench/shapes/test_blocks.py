@@ -16,8 +16,9 @@ def half(raw: Bytes) -> Floats:
     return found
 
 
-def scale_and_min(q: Bytes, j: int) -> tuple[Bytes, Bytes]:
+def scale_and_min(raw: Bytes, j: int) -> tuple[Any, Any]:
     """As llama.cpp's `get_scale_min_k4` reads them."""
+    q = raw.astype(int)
     if j < 4:
         return q[:, j] & 63, q[:, j + 4] & 63
     return (q[:, j + 4] & 15) | (q[:, j - 4] >> 6 << 4), (q[:, j + 4] >> 4) | (q[:, j] >> 6 << 4)

@@ -6,14 +6,14 @@ import struct
 import numpy as np
 import pytest
 
-from headrace_bench.shapes.container import F32, Q4_K, Q6_K, Tensor, padded, write
+from headrace_bench.shapes.container import F32, Q4_K, Q6_K, Tensor, Value, padded, write
 
 
 def test_a_file_to_the_byte() -> None:
     out = io.BytesIO()
     tensors = [Tensor("a", (3,), F32), Tensor("b", (2, 2), F32)]
     data = [np.arange(3, dtype="<f4").view(np.uint8), *(np.full(2, n, "<f4").view(np.uint8) for n in (7, 8))]
-    keys = {"n": 5, "x": 0.5, "s": "é", "l": ("u", "vw"), "i": [1, -1], "b": True}
+    keys: dict[str, Value] = {"n": 5, "x": 0.5, "s": "é", "l": ("u", "vw"), "i": [1, -1], "b": True}
     write(out, keys, tensors, data)
     head = b"GGUF" + struct.pack("<IQQ", 3, 2, 6)
     head += struct.pack("<Q1sII", 1, b"n", 4, 5)
