@@ -158,7 +158,7 @@ def _table(
     scenarios: list[str],
     wall: str,
 ) -> Table:
-    installed = versions()
+    installed, ours = versions(), [name for name in servers if name in (HEADRACE, standing.off(HEADRACE))]
     names = {
         str(asked.gguf): "MODEL",
         str(lab.theirs): "MODEL" if lab.theirs == asked.gguf else "OTHER",
@@ -172,7 +172,7 @@ def _table(
         wall=wall,
         command=shown(asked.command, names),
         machine=machine(),
-        versions={HEADRACE: installed.get(HEADRACE, "–"), "python": installed["python"], **found.versions},
+        versions={**dict.fromkeys(ours, installed.get(HEADRACE, "–")), "python": installed["python"], **found.versions},
         columns=standing.columns(servers, HEADRACE),
         rows=tuple(standing.rows(rounds, servers, HEADRACE, scenarios)),
         commands=commands(lab.folder, servers, names),
