@@ -23,6 +23,7 @@ VERBS: Mapping[str, str] = {
     "ablate": "a Headrace with each optimisation off and on",
     "models": "model files side by side: speed, size, perplexity",
     "peers": "other servers, installed, started and measured",
+    "shape": "a model file of a published shape with random weights, made once",
     "publish": "measured tables into a page",
     "waterfall": "one request, its stages drawn",
     "report": "a run's page and plots again",

@@ -2,7 +2,9 @@
 
 Rules: a ratio is taken within a round, against that round's best peer for that figure; the figure is the median over
 rounds, of an even number the worse of the two in the middle. A scenario that failed for us counts as the worst there
-is; one that failed for a peer leaves that peer out of that round.
+is; one that failed for a peer leaves that peer out of that round. The bars are against llama.cpp's servers that serve
+many at once (JUDGED): one that takes a request at a time has the shortest gaps there can be, whoever waits. A server
+whose name begins with ours and a dash is ours too, started in another way, and no peer.
 """
 
 from __future__ import annotations
@@ -28,7 +30,20 @@ class Figure:
     more: bool = False
     """More is better."""
     over: tuple[str, ...] = ()
-    """The figure is `path` over this one, in the same scenario of the same server, and stands alone: no peer in it."""
+    """The figure is `path` over this one, a scenario and where it stands there, of the same server and the same round,
+    and stands alone: no peer in it."""
+    absolute: bool = False
+    """The figure itself is held to the bar, not its ratio to a peer's."""
+
+    @property
+    def alone(self) -> bool:
+        """No peer is in it."""
+        return self.absolute or bool(self.over)
+
+    @property
+    def scenarios(self) -> set[str]:
+        """All that it is made of."""
+        return {self.scenario, *self.over[:1]}
 
     @property
     def sign(self) -> str:
@@ -45,7 +60,7 @@ class Figure:
         top = _at(result, (self.scenario, *self.path))
         if not self.over:
             return top
-        bottom = _at(result, (self.scenario, *self.over))
+        bottom = _at(result, self.over)
         return None if top is None or not bottom else top / bottom
 
 
@@ -55,18 +70,31 @@ def _at(result: Any, path: Sequence[str]) -> float | None:
     return float(result) if isinstance(result, int | float) else None
 
 
+ITL_HARD_MS, STALL_MS = 130.0, 580.0
+"""What Headrace's profile `chat` sets: the length of a step while somebody reads, and of one for a crowd."""
+OVERRUN = 1.15
+"""A step may take so much longer than it was to."""
+
 FIGURES = (
-    Figure("mixed", "readers' longest gap, ms", ("reader_gap", "max"), 0.2),
+    Figure("mixed", "readers' longest gap, ms: itself", ("reader_gap", "max"), ITL_HARD_MS * OVERRUN, absolute=True),
+    Figure("mixed", "readers' longest gap, ms", ("reader_gap", "max"), 0.5),
     Figure("mixed", "long prompt's TTFT, ms", ("long_ttft",), 1.6),
-    Figure("behind", "short prompts' TTFT p95, ms", ("short_ttft", "p95"), 0.18),
-    Figure("shared", "cold p95, ms", ("cold", "p95"), 0.35),
+    Figure("mixed", "long prompt's TTFT ÷ alone", ("long_ttft",), 2.2, over=("long_alone", "long_ttft")),
+    Figure("behind", "short prompts' TTFT p95, ms", ("short_ttft", "p95"), 0.12),
+    Figure("shared", "cold p95, ms", ("cold", "p95"), 0.3),
     Figure("shared", "warm p95, ms", ("warm", "p95"), 0.75),
+    Figure("shared", "warm and alone, TTFT p50, ms", ("warm_alone", "p50"), 0.6),
+    Figure("shared", "warm and alone ÷ single", ("warm_alone", "p50"), 2.2, over=("single", "ttft", "p50")),
     Figure("single", "TTFT p50, ms", ("ttft", "p50"), 1.0),
-    Figure("full", "chunks per second", ("chunks_per_s",), 1.0, more=True),
-    Figure("full", "TTFT p95, ms", ("ttft", "p95"), 0.5),
-    Figure("leave", "TTFT after hang-up ÷ alone", ("ttft_after_hang_up",), 1.2, over=("ttft_alone",)),
+    Figure("full", "chunks per second", ("chunks_per_s",), 1.05, more=True),
+    Figure("full", "TTFT p95, ms", ("ttft", "p95"), 0.7),
+    Figure("full", "gap p99, ms: itself", ("gap", "p99"), STALL_MS, absolute=True),
+    Figure("full", "longest gap, ms: itself", ("gap", "max"), STALL_MS * OVERRUN, absolute=True),
+    Figure("leave", "TTFT after hang-up ÷ alone", ("ttft_after_hang_up",), 1.2, over=("leave", "ttft_alone")),
 )
-SCENARIOS = ("single", "shared", "mixed", "behind", "full", "leave")
+SCENARIOS = ("single", "shared", "mixed", "long_alone", "behind", "full", "leave")
+JUDGED = ("llama-server", "llama-server-tuned", "server.py")
+"""The peers against whom the bars are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +122,25 @@ class Row:
 
 def best(round_: Results, figure: Figure, ours: str) -> tuple[str, float] | None:
     """The peer whose figure is best in a round, and that figure."""
-    found = [(name, value) for name, r in round_.items() if name != ours and (value := figure.value(r)) is not None]
+    found = [
+        (name, value)
+        for name, r in round_.items()
+        if name != ours and not name.startswith(f"{ours}-") and (value := figure.value(r)) is not None
+    ]
     if not found:
         return None
     return (max if figure.more else min)(found, key=lambda pair: pair[1])
 
 
 def ratio(round_: Results, figure: Figure, ours: str) -> float | None:
-    """Ours over the best peer's, or ours alone where the figure stands alone. None: nobody to compare with."""
+    """Ours over the best peer's, or ours itself where no peer is in it. None: nobody to compare with."""
     top = best(round_, figure, ours)
-    if ours not in round_ or (top is None and not figure.over):
+    if ours not in round_ or (top is None and not figure.alone):
         return None
     value = figure.value(round_[ours])
     if value is None:
         return figure.worst
-    if figure.over:
+    if figure.alone:
         return value
     assert top is not None
     return value / top[1] if top[1] else figure.worst
@@ -135,20 +167,33 @@ def judge(rounds: Sequence[Results], figure: Figure, ours: str) -> Row:
     return Row(figure, values, winner, middle(ratios, figure.more), ratios)
 
 
-def table(rounds: Sequence[Results], ours: str, scenarios: Sequence[str] = SCENARIOS) -> str:
-    """Markdown, a line a figure."""
-    rows = [judge(rounds, figure, ours) for figure in FIGURES if figure.scenario in scenarios]
+def judged(rounds: Sequence[Results], ours: str) -> list[Results]:
+    """The rounds with ours and the peers that the bars are against, and nobody else."""
+    return [{name: r for name, r in round_.items() if name == ours or name in JUDGED} for round_ in rounds]
+
+
+def cells(
+    rounds: Sequence[Results], ours: str, scenarios: Sequence[str] = SCENARIOS
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The table's head, and a line for each figure whose scenarios were asked for."""
+    rows = [judge(rounds, figure, ours) for figure in FIGURES if figure.scenarios <= set(scenarios)]
     names = list(dict.fromkeys([ours, *(name for row in rows for name in row.values)]))
-    lines = [
-        _line(["scenario", "figure", *names, "best peer", "ratio", "bar", ""]),
-        _line(["---"] * (len(names) + 6)),
-    ]
+    head = ("scenario", "figure", *names, "best peer", "ratio", "rounds", "bar", "")
+    lines = []
     for row in rows:
         figures = [number(row.values.get(name)) for name in names]
         bar = f"{row.figure.sign} {row.figure.bar:g}"
-        cells = [row.figure.scenario, row.figure.name, *figures, row.best or "–", number(row.ratio), bar, row.verdict]
-        lines.append(_line(cells))
-    return "\n".join(lines)
+        best_peer = "–" if row.figure.alone else row.best or "–"
+        shown = number(row.ratio)
+        spread = " ".join(map(number, row.rounds)) or "–"
+        lines.append((row.figure.scenario, row.figure.name, *figures, best_peer, shown, spread, bar, row.verdict))
+    return head, lines
+
+
+def table(rounds: Sequence[Results], ours: str, scenarios: Sequence[str] = SCENARIOS) -> str:
+    """Markdown, a line a figure."""
+    head, lines = cells(rounds, ours, scenarios)
+    return "\n".join(map(_line, (head, ["---"] * len(head), *lines)))
 
 
 def _line(cells: Sequence[str]) -> str:

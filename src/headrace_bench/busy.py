@@ -20,10 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace_bench import bars
 from headrace_bench.bars import Results
 from headrace_bench.lab import HEADRACE, Lab
+from headrace_bench.report import table as tables
 from headrace_bench.report.folder import without_keys
+from headrace_bench.report.table import Table, scrubbed
 from headrace_bench.server import NotReady, Server
 
 START = Callable[[], Server]
@@ -85,7 +89,7 @@ def _once(
         with server, path(lab.folder, name, turn, "log").open("wb") as log:
             command = [*client, "--url", server.url, *model, "--out", str(out)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=log, timeout=LIMIT_S)
-            if name == HEADRACE:
+            if name == HEADRACE or name.startswith(f"{HEADRACE}-"):
                 _keep_metrics(server, path(lab.folder, name, turn, "metrics"))
         result = json.loads(out.read_text())
     except (NotReady, subprocess.SubprocessError, OSError, ValueError) as error:
@@ -115,16 +119,29 @@ def _keep_metrics(server: Server, file: Path) -> None:
 
 
 def report(rounds: Sequence[Results], scenarios: Sequence[str]) -> str:
-    """The table; below it the ratio of every round, and what did not go as it should."""
-    lines = [bars.table(rounds, HEADRACE, scenarios), ""]
-    for figure in bars.FIGURES:
-        if figure.scenario in scenarios:
-            ratios = bars.judge(rounds, figure, HEADRACE).rounds
-            lines.append(f"{figure.scenario}: {figure.name}: {' '.join(map(bars.number, ratios)) or 'none'}")
-    for turn, round_ in enumerate(rounds, 1):
-        for name, result in round_.items():
-            lines += [f"round {turn}: {name}: {trouble}" for trouble in troubles(result)]
-    return "\n".join(lines)
+    """The table with the ratio of every round, and below it what did not go as it should."""
+    lines = [bars.table(bars.judged(rounds, HEADRACE), HEADRACE, scenarios), ""]
+    return "\n".join([*lines, *failures(rounds)])
+
+
+def keep(folder: Path, of: Table, rounds: Sequence[Results], scenarios: Sequence[str]) -> None:
+    """Leaves the bars as a table of their own in `folder`, measured as `of` says. Raises Misuse."""
+    head, lines = bars.cells(bars.judged(rounds, HEADRACE), HEADRACE, scenarios)
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = tuple(scrubbed(line) for line in failures(rounds))
+    tables.write(
+        folder, replace(of, verb="busy", columns=head, rows=tuple(lines), commands={}, notes=notes, figures={})
+    )
+
+
+def failures(rounds: Sequence[Results]) -> list[str]:
+    """What failed, a line each."""
+    return [
+        f"round {turn}: {name}: {trouble}"
+        for turn, round_ in enumerate(rounds, 1)
+        for name, result in round_.items()
+        for trouble in troubles(result)
+    ]
 
 
 def troubles(result: Mapping[str, Any]) -> list[str]:

@@ -212,6 +212,24 @@ def _wide(rng: random.Random) -> Iterable[Planned]:
         yield _ask(rng, at=None, new=60, tokens=8, tag="chat")
 
 
+def _deep(rng: random.Random) -> Iterable[Planned]:
+    for i in range(3):
+        yield _ask(rng, at=0.02 * i, new=8, tokens=120, tag="reader")
+    yield _ask(rng, at=0.6, new=1500, tokens=4, tag="long")
+
+
+def _few_rows_deep(rng: random.Random) -> Iterable[Planned]:
+    system = words(rng, 1500)
+    yield _ask(rng, at=None, new=8, tokens=2, tag="before", system=system)
+    for _ in range(6):
+        yield _ask(rng, at=None, new=20, tokens=2, tag="question", system=system)
+
+
+def _prompts(rng: random.Random) -> Iterable[Planned]:
+    for _ in range(4):
+        yield _ask(rng, at=None, new=300, tokens=2, tag="prompt")
+
+
 def _everyday(rng: random.Random) -> Iterable[Planned]:
     at = 0.0
     for i in range(14):
@@ -230,6 +248,19 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "three people are reading when a prompt of 700 tokens arrives",
         _beside_readers,
         Primary("gap", "max", "reader"),
+    ),
+    Exhibit(
+        "optimizations.efficient_steps",
+        "three people are reading when a prompt of 1,500 tokens arrives",
+        _deep,
+        Primary("ttft", "p50", "long"),
+    ),
+    Exhibit(
+        "optimizations.padded_steps",
+        "questions of 20 tokens under a system prompt of 1,500 tokens that is known",
+        _few_rows_deep,
+        Primary("ttft", "p50", "question"),
+        users=1,
     ),
     Exhibit(
         "optimizations.earliest_deadline",
@@ -311,9 +342,24 @@ EXHIBITS: tuple[Exhibit, ...] = (
         Primary("ttft", "p50", "chat"),
         users=1,
     ),
+    Exhibit(
+        "engine.extra_buffers",
+        "prompts of 300 tokens, one after another",
+        _prompts,
+        Primary("ttft", "p50", "prompt"),
+        users=1,
+    ),
 )
 
 SWITCHES: Mapping[str, Exhibit] = {one.switch: one for one in EXHIBITS}
+
+KEPT_ON = ("engine.flash_attention", "engine.extra_buffers")
+"""Ways of llama.cpp to compute, which its other servers have too: no optimisation of ours."""
+
+
+def everything_off() -> list[str]:
+    """The flags of a Headrace with every optimisation off, and no prompt's beginning kept."""
+    return [part for one in SWITCHES if one not in KEPT_ON for part in ("--set", f"{one}=false")]
 
 
 def exhibit(switch: str) -> Exhibit:

@@ -1,14 +1,15 @@
 """Where the programs are, and how each server is started: the same GGUF, the same threads, loopback, a free port.
 
-    headrace            with its defaults
+    headrace            with its defaults; or as it starts by itself, with what it measured at its first start
+    headrace-off        with everything off that can be turned off
     llama-server        with its defaults
     llama-server-tuned  small batches, 16 slots over one KV buffer: what its users set for many short chats
     server.py           the batching example server of llama-cpp-python, on the same build of the library as ours
     llama_cpp.server    llama-cpp-python's own server, on the same build of the library, one request at a time
     vllm                on the CPU, with the file's weights unpacked into bfloat16
 
-Rules: threads are given to all of them, as nobody's default is the same; everything else is either a server's own
-default or stands in its file in `peers/`, with the reason.
+Rules: threads are given to all of them, as nobody's default is the same, but not to ours as it starts by itself, which
+finds them out; everything else is either a server's own default or stands in its file in `peers/`, with the reason.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from headrace_bench.peers import example_server, llama_server, python_server, vl
 from headrace_bench.server import READY_S, Server, free_port
 
 HEADRACE = "headrace"
+FIRST_S = 300.0
+"""A first start measures the machine, and may make a file of weights."""
 
 WORDS = "river stone light water bridge morning letter garden window market winter story mountain road music".split()
 
@@ -63,27 +66,41 @@ class Lab:
     peerload: Path | None = None
     threads: int = 2
     rounds: int = 5
+    peers_model: Path | None = None
+    """Another file for the peers, under the name of `model`."""
+    cache: Path | None = None
+    """Where ours keeps what it measured at its first start; with it, it starts by itself."""
 
     def headrace(self, *flags: str, model: str | None = None, name: str = HEADRACE, ssd: Path | None = None) -> Server:
         """The server under test, as a user would start it, but with an empty disk tier.
 
-        What an earlier run left there would make a cold prompt warm. A directory given as `ssd` stays. What `headrace
-        tune` found is not used: it may serve another file than the one that the tables name.
+        What an earlier run left there would make a cold prompt warm. A directory given as `ssd` stays. Without `cache`
+        what `headrace tune` or a first start found is not used: it may serve another file than the one that the tables
+        name.
         """
         scratch = Path(tempfile.mkdtemp(prefix="headrace-bench-")) if ssd is None else None
-        settings = ["--set", "model.tuned=false"]
-        settings += ["--set", f"engine.threads={self.threads}", "--set", f"engine.threads_batch={self.threads}"]
-        settings += ["--set", f"tiers.ssd_path={ssd or scratch}"]
+        settings, env, ready_s = ["--set", f"tiers.ssd_path={ssd or scratch}"], None, READY_S
+        if self.cache is not None and name == HEADRACE:
+            env, ready_s = {"XDG_CACHE_HOME": str(self.cache)}, FIRST_S
+        else:
+            threads = [f"engine.threads={self.threads}", f"engine.threads_batch={self.threads}"]
+            settings = [part for one in ("model.tuned=false", *threads) for part in ("--set", one)] + settings
         port = free_port()
         command = [sys.executable, "-m", "headrace", "serve", model or str(self.model), "--port", str(port)]
-        return self._server(name, [*command, *settings, *flags], port, "/readyz", scratch=scratch)
+        command += [*settings, *flags]
+        return self._server(name, command, port, "/readyz", env=env, scratch=scratch, ready_s=ready_s)
+
+    @property
+    def theirs(self) -> Path:
+        """The file that the peers serve."""
+        return self.peers_model or self.model
 
     def llama_server(self, *flags: str, name: str = "llama-server") -> Server:
         """llama-server with its defaults but for the number of threads, and `flags`."""
         program = self.programs.llama_server
         assert program is not None
         port = free_port()
-        command = llama_server.command(program, self.model, port, self.threads, *flags)
+        command = llama_server.command(program, self.theirs, port, self.threads, *flags)
         return self._server(name, command, port, "/health", env={"LD_LIBRARY_PATH": str(program.parent)})
 
     def server_py(self, name: str = "server.py") -> Server:
@@ -92,7 +109,9 @@ class Lab:
         assert program is not None
         port = free_port()
         settings = self.folder / "server.py.json"
-        settings.write_text(json.dumps(example_server.config(self.model, port, self.threads), indent=1))
+        settings.write_text(
+            json.dumps(example_server.config(self.theirs, self.model.stem, port, self.threads), indent=1)
+        )
         command = example_server.command(self.programs.peer_python, program, settings)
         return self._server(name, command, port, "/healthz")
 
@@ -101,7 +120,7 @@ class Lab:
         runs = self.programs.python_server
         assert runs is not None
         port = free_port()
-        command = python_server.command(runs, self.model, port, self.threads)
+        command = python_server.command(runs, self.theirs, self.model.stem, port, self.threads)
         return self._server(name, command, port, "/v1/models")
 
     def vllm(self, name: str = vllm.NAME) -> Server:

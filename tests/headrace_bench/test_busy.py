@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace_bench.busy import measure, read, report, rotate, troubles
+from bench_tables import table
+from headrace_bench.busy import keep, measure, read, report, rotate, troubles
 from headrace_bench.lab import Lab
+from headrace_bench.report.table import read as read_table
 from headrace_bench.server import Server, free_port
 
 CLIENT = """
@@ -75,11 +77,21 @@ def test_the_report_hides_no_failure() -> None:
     good = {"full": {"chunks_per_s": 9.0, "ttft": {"p95": 5.0}, "failed": 0}}
     some = {"full": {"chunks_per_s": 9.0, "ttft": {"p95": 10.0}, "failed": 3}}
     lines = report(
-        [{"headrace": some, "a": good}, {"headrace": good, "a": {"failed": "no start"}}], ["full"]
+        [{"headrace": some, "server.py": good}, {"headrace": good, "server.py": {"failed": "no start"}}], ["full"]
     ).splitlines()
-    assert "full: chunks per second: 1" in lines
-    assert "full: TTFT p95, ms: 2" in lines
-    assert lines[-2:] == ["round 1: headrace: full: 3 requests failed", "round 2: a: no start"]
+    assert "| full | TTFT p95, ms | 10 | 5 | server.py | 2 | 2 | <= 0.7 | MISSED |" in lines
+    assert lines[-2:] == ["round 1: headrace: full: 3 requests failed", "round 2: server.py: no start"]
+
+
+def test_the_bars_are_kept_as_a_table_of_their_own(tmp_path: Path) -> None:
+    rounds: list[dict[str, dict[str, Any]]] = [
+        {"headrace": {"single": {"ttft": {"p50": 5.0}}}, "server.py": {"failed": "at /home/me/x"}}
+    ]
+    keep(tmp_path / "bars", table(columns=(), rows=()), rounds, ["single"])
+    made = read_table(tmp_path / "bars")
+    assert (made.verb, made.columns[:3]) == ("busy", ("scenario", "figure", "headrace"))
+    assert made.rows[0][:3] == ("single", "TTFT p50, ms", "5")
+    assert made.notes == ("round 1: server.py: at x",)
 
 
 def test_a_scenario_that_did_not_end_is_told() -> None:

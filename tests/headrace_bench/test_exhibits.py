@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from headrace.settings import SETTINGS
-from headrace_bench.exhibits import EXHIBITS, SWITCHES, Exhibit, exhibit
+from headrace_bench.exhibits import EXHIBITS, SWITCHES, Exhibit, everything_off, exhibit
 
 
 def on_by_default() -> list[str]:
@@ -51,6 +51,16 @@ def test_the_schedule_is_one_that_can_be_driven(one: Exhibit) -> None:
         assert made.finite
         assert times == [None] * len(times)
     assert sum(planned.prompt_tokens + planned.max_tokens for planned in made.requests) < 16_000
+
+
+def test_everything_off_is_all_that_can_be_turned_off() -> None:
+    flags = everything_off()
+    assert flags[::2] == ["--set"] * (len(flags) // 2)
+    off = {flag.removesuffix("=false") for flag in flags[1::2]}
+    switches = {
+        name for name, row in SETTINGS.items() if name.startswith("optimizations.") and row.default in (True, False)
+    }
+    assert off == switches | {"engine.prefix_cache"}
 
 
 def test_what_decides_is_told_in_words() -> None:

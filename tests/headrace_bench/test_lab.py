@@ -62,7 +62,7 @@ def test_server_py_gets_a_file(tmp_path: Path) -> None:
     config = tmp_path / "server.py.json"
     assert (server.command[0], server.command[-3:]) == ("/p/python", ["/p/server.py", "-C", str(config)])
     written = json.loads(config.read_text())
-    assert written == example_server.config(MODEL, written["server"]["port"], 3)
+    assert written == example_server.config(MODEL, "Demo.Q4", written["server"]["port"], 3)
     assert server.url.endswith(f":{written['server']['port']}")
     assert written["model"]["n_batch"] == 128
     assert written["model"]["threads"] == written["model"]["threads_batch"] == 3
@@ -84,6 +84,28 @@ def test_ours_starts_with_an_empty_disk(tmp_path: Path) -> None:
 def test_ours_serves_the_file_that_the_table_names(tmp_path: Path) -> None:
     command = Lab(MODEL, tmp_path).headrace("--set", "model.tuned=true", ssd=tmp_path).command
     assert command.index("model.tuned=false") < command.index("model.tuned=true"), "the later one wins"
+
+
+def test_ours_by_itself_has_a_cache_of_its_own_and_no_threads(tmp_path: Path) -> None:
+    lab = Lab(MODEL, tmp_path, threads=3, cache=tmp_path / "cache")
+    server = lab.headrace(ssd=tmp_path)
+    assert server.env == {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert not [word for word in server.command if "tuned" in word or "threads" in word]
+    other = lab.headrace(ssd=tmp_path, name="headrace-off")
+    assert other.env == {}
+    assert {"model.tuned=false", "engine.threads=3"} <= set(other.command)
+
+
+def test_peers_may_serve_another_file_under_the_same_name(tmp_path: Path) -> None:
+    python = Path("/p/python")
+    programs = Programs(Path("/p/llama-server"), Path("s.py"), python, python)
+    lab = Lab(MODEL, tmp_path, programs, peers_model=Path("/models/Demo.BF16.gguf"))
+    assert "/models/Demo.BF16.gguf" in lab.llama_server().command
+    text = " ".join(lab.python_server().command)
+    assert "--model /models/Demo.BF16.gguf --model_alias Demo.Q4 " in text
+    lab.server_py()
+    assert json.loads((tmp_path / "server.py.json").read_text())["model"]["alias"] == "Demo.Q4"
+    assert str(MODEL) in lab.headrace(ssd=tmp_path).command
 
 
 def test_words_are_the_same_for_a_seed() -> None:

@@ -77,7 +77,7 @@ def version(source: Path) -> str:
     return f"{kept.ENGINE} {source.parent.name.removeprefix(f'{NAME}-')}"
 
 
-def config(model: Path, port: int, threads: int) -> dict[str, Any]:
+def config(model: Path, alias: str, port: int, threads: int) -> dict[str, Any]:
     """Its configuration file.
 
     Its defaults are a context of 512 tokens and one sequence, which serves none of the scenarios: it gets as many KV
@@ -87,7 +87,7 @@ def config(model: Path, port: int, threads: int) -> dict[str, Any]:
         "server": {"host": "127.0.0.1", "port": port},
         "model": {
             "path": str(model),
-            "alias": model.stem,
+            "alias": alias,
             "n_ctx": CELLS,
             "n_batch": BATCH,
             "n_seq_max": SEQUENCES,

@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,19 +49,25 @@ def interpreter(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def pip(python: Path, *arguments: str) -> None:
-    """Runs pip in the environment of `python`."""
-    act([str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments])
+def pip(python: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    """Runs pip in the environment of `python`; `env` stands above our own variables."""
+    act([str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], env)
 
 
-def act(command: Sequence[str]) -> None:
+def act(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     """Runs a step of an installation; what it prints is shown only if it fails. Raises Fault.
 
     Who is interrupted leaves nothing behind that still compiles: the step has a process group of its own, which ends.
     """
     try:
         step = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", process_group=0
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+            env={**os.environ, **(env or {})},
         )
     except OSError as error:
         raise Fault(f"{command[0]}: {error.strerror}") from None

@@ -38,9 +38,9 @@ def version(_program: Path) -> str:
     return f"{kept.ENGINE} {kept.engine_version()}"
 
 
-def command(runs: Path, model: Path, port: int, threads: int) -> list[str]:
+def command(runs: Path, model: Path, alias: str, port: int, threads: int) -> list[str]:
     """See the module's table."""
-    place = ["--model", str(model), "--model_alias", model.stem, "--host", "127.0.0.1", "--port", str(port)]
+    place = ["--model", str(model), "--model_alias", alias, "--host", "127.0.0.1", "--port", str(port)]
     engine = ["--n_ctx", str(CELLS), "--n_threads", str(threads), "--n_threads_batch", str(threads)]
     return [
         *(str(runs), "-m", "llama_cpp.server"),

@@ -1,6 +1,6 @@
 """How the servers stand: the rounds of a load client's scenarios as rows of a table. Nothing here acts.
 
-    scenario | figure | headrace | each peer | best peer | headrace ÷ best | its rounds
+    scenario | figure | headrace | each peer | best peer | headrace ÷ best | its rounds [| headrace ÷ headrace-off]
 
 Rules: a cell is the median over the rounds that the server finished, of an even number the worse of the two in the
 middle; the best of a row is bold; a ratio is taken within a round against that round's best peer; a row that we lose
@@ -37,12 +37,14 @@ FIGURES = (
     _figure("mixed", "readers' gap p99, ms", "reader_gap", "p99"),
     _figure("mixed", "readers' longest gap, ms", "reader_gap", "max"),
     _figure("mixed", "long prompt's TTFT, ms", "long_ttft"),
+    _figure("long_alone", "the same prompt's TTFT alone, ms", "long_ttft"),
     _figure("behind", "short prompts' TTFT p95, ms", "short_ttft", "p95"),
     _figure("behind", "long prompt's TTFT, ms", "long_ttft"),
     _figure("full", "chunks per second", "chunks_per_s", more=True),
     _figure("full", "TTFT p50, ms", "ttft", "p50"),
     _figure("full", "TTFT p95, ms", "ttft", "p95"),
     _figure("full", "gap p99, ms", "gap", "p99"),
+    _figure("full", "longest gap, ms", "gap", "max"),
     _figure("leave", "TTFT alone, ms", "ttft_alone"),
     _figure("leave", "TTFT after a hang-up, ms", "ttft_after_hang_up"),
 )
@@ -50,7 +52,13 @@ FIGURES = (
 
 def columns(servers: Sequence[str], ours: str) -> tuple[str, ...]:
     """The table's head."""
-    return (*COLUMNS, *servers, "best peer", f"{ours} ÷ best", "rounds")
+    found = (*COLUMNS, *servers, "best peer", f"{ours} ÷ best", "rounds")
+    return (*found, f"{ours} ÷ {off(ours)}") if off(ours) in servers else found
+
+
+def off(ours: str) -> str:
+    """The name of ours with everything off."""
+    return f"{ours}-off"
 
 
 def rows(
@@ -68,8 +76,15 @@ def rows(
         cells = [
             f"**{number(value)}**" if value is not None and value == top else number(value) for value in values.values()
         ]
-        found.append((figure.scenario, figure.name, *cells, row.best or "–", number(row.ratio), spread(row.rounds)))
+        line = (figure.scenario, figure.name, *cells, row.best or "–", number(row.ratio), spread(row.rounds))
+        found.append((*line, number(_worth(rounds, figure, ours))) if off(ours) in servers else line)
     return found
+
+
+def _worth(rounds: Sequence[Results], figure: Figure, ours: str) -> float | None:
+    """What everything is worth: on over off, taken within a round."""
+    both = [{ours: r[ours], "off": r[off(ours)]} for r in rounds if ours in r and off(ours) in r]
+    return bars.judge(both, figure, ours).ratio
 
 
 def spread(ratios: Sequence[float]) -> str:

@@ -12,6 +12,13 @@ import msgspec
 LIBRARIES = ("headrace", "numpy", "msgspec", "uvloop", "httptools", "h2", "rich", "matplotlib", "hdrhistogram")
 
 
+FEATURES = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16",
+    "sve",
+)  # fmt: skip
+"""Of what processors can do, by Linux's names, that on which the speed of a model's kernels depends."""
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What ran the client. None: the system does not say."""
 
@@ -23,6 +30,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     governor: str | None = None
     """Of the first core's clock."""
+    features: tuple[str, ...] = ()
+    """Those of FEATURES that the processor has: a cloud calls many processors by one name."""
 
 
 def machine(root: Path = Path("/")) -> Machine:
@@ -30,12 +39,15 @@ def machine(root: Path = Path("/")) -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
     memory = _field(root / "proc/meminfo", "MemTotal")
+    cpuinfo = root / "proc/cpuinfo"
+    able = set((_field(cpuinfo, "flags") or _field(cpuinfo, "Features") or "").split())
     return Machine(
-        cpu=_field(root / "proc/cpuinfo", "model name") or platform.processor() or None,
+        cpu=_field(cpuinfo, "model name") or platform.processor() or None,
         cores=cores,
         memory=None if memory is None else int(memory.split()[0]) * 1024,
         kernel=kernel,
         governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        features=tuple(name for name in FEATURES if name in able),
     )
 
 

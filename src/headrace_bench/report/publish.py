@@ -20,8 +20,11 @@ from headrace_bench.report.table import Table
 GIB = 1 << 30
 
 
-def publish(page: Path, folders: Sequence[Path]) -> list[str]:
-    """Writes the tables of result folders into `page`; the names of what was written. Raises Misuse: nothing was."""
+def publish(page: Path, folders: Sequence[Path], places: Sequence[str] = ()) -> list[str]:
+    """Writes the tables of result folders into `page`; the names of what was written. Raises Misuse: nothing was.
+
+    `places`: for each folder the place of its table; "" is that of the verb, as for those that are not named.
+    """
     found = [tables.read(folder) for folder in folders]
     try:
         text = page.read_bytes().decode()
@@ -29,22 +32,23 @@ def publish(page: Path, folders: Sequence[Path]) -> list[str]:
         raise Misuse(f"{page}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise Misuse(f"{page}: not UTF-8 at byte {error.start}; name the page with the markers") from None
-    blocks = made(found)
+    blocks = made(found, places)
     for name, block in blocks.items():
         text = between(text, name, block)
     save(page.resolve(), text.encode())
     return list(blocks)
 
 
-def made(found: Sequence[Table]) -> dict[str, str]:
+def made(found: Sequence[Table], places: Sequence[str] = ()) -> dict[str, str]:
     """Marker → what stands there. Raises Misuse: nothing to publish, or two tables for one place."""
     if not found:
         raise Misuse("no result folder: name those that peers, models, ablate, idle or switching wrote")
     blocks: dict[str, str] = {}
-    for table in found:
-        if table.verb in blocks:
-            raise Misuse(f"two tables of {table.verb}: a page has one place for it")
-        blocks[table.verb] = f"{tables.markdown(table)}\n\n{origin(table)}"
+    for i, table in enumerate(found):
+        place = (places[i] if i < len(places) else "") or table.verb
+        if place in blocks:
+            raise Misuse(f"two tables of {place}: a page has one place for it; FOLDER=PLACE names another")
+        blocks[place] = f"{tables.markdown(table)}\n\n{origin(table)}"
     return blocks
 
 
@@ -70,4 +74,5 @@ def described(machine: Machine) -> str:
     """A machine in one line."""
     memory = "" if machine.memory is None else f", {machine.memory / GIB:.0f} GiB"
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
-    return f"{cores} of {machine.cpu or 'an unnamed processor'}{memory}, {machine.kernel}"
+    features = f" ({' '.join(machine.features)})" if machine.features else ""
+    return f"{cores} of {machine.cpu or 'an unnamed processor'}{features}{memory}, {machine.kernel}"

@@ -38,7 +38,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     verb: str
-    """`peers`, `gateways`, `models`, `ablate`, `idle` or `switching`: the place that it takes in the page."""
+    """`peers`, `busy`, `gateways`, `models`, `ablate`, `idle` or `switching`: the place that it takes in the page."""
     wall: str
     """ISO 8601, when it began."""
     command: str

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace_bench import bars as figures
-from headrace_bench import busy
+from headrace_bench import beside, busy
 from headrace_bench.fault import Misuse
 from headrace_bench.lab import HEADRACE
+from headrace_bench.report.machine import machine, versions
+from headrace_bench.report.table import Table, shown
 from headrace_bench.verbs import bars
 
 
@@ -32,13 +34,16 @@ def run(asked: argparse.Namespace) -> int:
         raise Misuse("--peerload: the load client is needed")
     scenarios = bars.listed("--only", asked.only, figures.SCENARIOS)
     lab = bars.lab_of(asked, bars.dated(asked.out))
+    assert lab.peerload is not None
     peers = lab.peers()
     names = [] if asked.peers == "" else bars.listed("--peers", asked.peers or "", peers)
     flags = shlex.split(asked.headrace_args)
     servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*flags), **{name: peers[name] for name in names}}
-    client = [sys.executable, str(lab.peerload)]
-    rounds = busy.measure(lab, servers, scenarios, asked.seconds, client)
-    table = busy.report(rounds, scenarios)
-    (lab.folder / "table.md").write_text(table + "\n")
-    print(table)
+    wall = datetime.now(UTC).isoformat(timespec="seconds")
+    rounds = busy.measure(lab, servers, scenarios, asked.seconds, beside.client(lab.peerload, scenarios))
+    paths = {str(lab.model): "MODEL", str(lab.peerload): lab.peerload.name, str(asked.out): "DIR"}
+    command = shown(asked.command, paths)
+    of = Table(verb="busy", wall=wall, command=command, machine=machine(), versions=versions(), columns=(), rows=())
+    busy.keep(lab.folder / "bars", of, rounds, scenarios)
+    print(busy.report(rounds, scenarios))
     return 0

@@ -9,6 +9,7 @@ from headrace_bench import first_token
 from headrace_bench.verbs import bars
 
 PARTS: Mapping[str, bars.Part] = {
+    "start": first_token.start,
     "decode": first_token.decode,
     "single": lambda lab: first_token.peers(lab, ["single"]),
     "shared": lambda lab: first_token.peers(lab, ["shared"]),
@@ -17,7 +18,9 @@ PARTS: Mapping[str, bars.Part] = {
     "streams": first_token.streams,
 }
 BARS: tuple[bars.Bar, ...] = (
-    ("decode", "ratio", ">=", 0.93),
+    ("start", "first_s", "<=", 25.0),
+    ("start", "known_s", "<=", 2.5),
+    ("decode", "ratio", ">=", 0.95),
     ("single", "single_ttft_p50", "<=", 1.08),
     ("shared", "shared_cold_p95", "<=", 0.5),
     ("leave", "leave", "<=", 1.3),

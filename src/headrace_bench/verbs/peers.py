@@ -3,7 +3,8 @@
 With `--gateways` it is another measurement, which `gateways` makes.
 
 Rules: those of `busy`, which does the measuring: one server at a time, fresh in every round, the order turned by a
-round. A peer that is not there or does not start is a line under the table, and the others go on.
+round. A peer that is not there or does not start is a line under the table, and the others go on. The bars of a busy
+server are judged on the same rounds; their table stands in `bars/`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headrace_bench import bars, busy
+from headrace_bench import bars, beside, busy, exhibits, first_start
 from headrace_bench.fault import Fault, Misuse
 from headrace_bench.lab import HEADRACE, Lab
 from headrace_bench.peers import catalogue, kept, standing
@@ -30,6 +33,7 @@ from headrace_bench.report.table import Table, scrubbed, shown
 from headrace_bench.verbs import flags, gateways
 
 ROUNDS, SECONDS = 3, 20.0
+CHOSEN = "chosen"
 CROWDED = 2.0
 """Load average a core. One server under load leaves about 1."""
 
@@ -38,6 +42,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Its flags."""
     parser.add_argument("--gguf", type=Path, metavar="MODEL", help="the GGUF file that all of them serve")
     parser.add_argument("--peerload", type=Path, metavar="PATH", help="the load client, a Python file")
+    parser.add_argument(
+        "--by-itself",
+        action="store_true",
+        help="ours with what its first start, before round 1, measured and chose",
+    )
+    parser.add_argument(
+        "--peers-gguf",
+        metavar=f"FILE|{CHOSEN}",
+        help=f"another file for the peers; `{CHOSEN}`: the one that ours, by itself, chose",
+    )
+    parser.add_argument(
+        "--everything-off", action="store_true", help="ours once more, with each optimisation off that there is"
+    )
     parser.add_argument(
         "--only",
         default="",
@@ -69,6 +86,10 @@ def run(asked: argparse.Namespace) -> int:
             raise Misuse(f"{flag} {file}: no such file")
     if asked.peerload is None and not asked.install:
         raise Misuse("--peerload PATH: the load client is needed (with --install alone, peers are only installed)")
+    if asked.peers_gguf == CHOSEN and not asked.by_itself:
+        raise Misuse(f"--peers-gguf {CHOSEN}: it is the first start that chooses: give --by-itself too")
+    if asked.peers_gguf not in (None, CHOSEN) and not Path(asked.peers_gguf).is_file():
+        raise Misuse(f"--peers-gguf {asked.peers_gguf}: no such file")
     if asked.peerload is not None and asked.gguf is None:
         raise Misuse("--gguf MODEL: which GGUF file?")
     more = _more(asked)
@@ -95,35 +116,69 @@ def _measure(asked: argparse.Namespace, found: Found, scenarios: list[str], more
     folder = flags.out_of(asked)
     claim(folder)
     lab = Lab(asked.gguf, folder, found.programs, asked.peerload, asked.threads, asked.rounds)
-    peers = {name: start for name, start in lab.peers().items() if name in found.versions}
-    servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*more), **peers}
-    rounds = busy.measure(lab, servers, scenarios, asked.seconds, [sys.executable, str(asked.peerload)])
-    installed = versions()
-    known = {HEADRACE: installed.get(HEADRACE, "–"), "python": installed["python"], **found.versions}
-    names = {
-        str(asked.gguf): "MODEL",
-        str(folder): "DIR",
-        str(asked.peerload): asked.peerload.name,
-        str(found.programs.vllm_weights): "WEIGHTS",
-    }
-    made = Table(
-        verb="peers",
-        wall=wall,
-        command=shown(asked.command, names),
-        machine=machine(),
-        versions=known,
-        columns=standing.columns(list(servers), HEADRACE),
-        rows=tuple(standing.rows(rounds, list(servers), HEADRACE, scenarios)),
-        commands=commands(folder, list(servers), names),
-        notes=tuple(notes(lab, found, rounds, scenarios)),
-        figures={"rounds": standing.figures(rounds), "model": asked.gguf.name, "left_out": dict(found.left_out)},
-    )
+    with ExitStack() as stack:
+        if asked.by_itself:
+            lab = replace(lab, cache=stack.enter_context(first_start.cache()))
+            _say(f"first start: {first_start.until_ready(lab.headrace(*more)):.1f} s until it was ready")
+        lab = replace(lab, peers_model=_theirs(asked, lab))
+        peers = {name: start for name, start in lab.peers().items() if name in found.versions}
+        servers: dict[str, busy.START] = {HEADRACE: lambda: lab.headrace(*more)}
+        if asked.everything_off:
+            off = standing.off(HEADRACE)
+            servers[off] = lambda: lab.headrace(*exhibits.everything_off(), *more, name=off)
+        servers |= peers
+        rounds = busy.measure(lab, servers, scenarios, asked.seconds, beside.client(asked.peerload, scenarios))
+        made = _table(asked, lab, found, rounds, list(servers), scenarios, wall)
     tables.write(folder, made)
-    print(tables.markdown(made))
+    busy.keep(folder / "bars", made, rounds, scenarios)
+    print(tables.markdown(made), "", busy.report(rounds, scenarios), sep="\n")
     _say(f"in {folder}")
     if all("failed" in result for round_ in rounds for result in round_.values()):
         raise Fault(f"no server finished a round: their logs are in {folder}")
     return 0
+
+
+def _theirs(asked: argparse.Namespace, lab: Lab) -> Path | None:
+    """Another file for the peers; None: the same. Raises Fault: ours chose no other."""
+    if asked.peers_gguf != CHOSEN or lab.cache is None:
+        return Path(asked.peers_gguf) if asked.peers_gguf else None
+    file = first_start.chosen(lab.cache, asked.gguf)
+    if file == asked.gguf:
+        raise Fault(f"--peers-gguf {CHOSEN}: ours serves the file as it is: the table without that flag is this one")
+    _say(f"the peers serve {file.name}, which ours chose")
+    return file
+
+
+def _table(
+    asked: argparse.Namespace,
+    lab: Lab,
+    found: Found,
+    rounds: list[dict[str, Any]],
+    servers: list[str],
+    scenarios: list[str],
+    wall: str,
+) -> Table:
+    installed, ours = versions(), [name for name in servers if name in (HEADRACE, standing.off(HEADRACE))]
+    names = {
+        str(asked.gguf): "MODEL",
+        str(lab.theirs): "MODEL" if lab.theirs == asked.gguf else "OTHER",
+        str(lab.folder): "DIR",
+        str(asked.peerload): asked.peerload.name,
+        str(found.programs.vllm_weights): "WEIGHTS",
+        str(lab.cache): "CACHE",
+    }
+    return Table(
+        verb="peers",
+        wall=wall,
+        command=shown(asked.command, names),
+        machine=machine(),
+        versions={**dict.fromkeys(ours, installed.get(HEADRACE, "–")), "python": installed["python"], **found.versions},
+        columns=standing.columns(servers, HEADRACE),
+        rows=tuple(standing.rows(rounds, servers, HEADRACE, scenarios)),
+        commands=commands(lab.folder, servers, names),
+        notes=tuple(notes(lab, found, rounds, scenarios)),
+        figures={"rounds": standing.figures(rounds), "model": asked.gguf.name, "left_out": dict(found.left_out)},
+    )
 
 
 def _more(asked: argparse.Namespace) -> list[str]:
@@ -154,6 +209,15 @@ def notes(lab: Lab, found: Found, rounds: list[dict[str, Any]], scenarios: list[
     lines = [
         f"MODEL is {lab.model.name}; a cell is the median over rounds ({lab.rounds}), a ratio is taken within a round.",
     ]
+    if lab.cache is not None:
+        served = first_start.chosen(lab.cache, lab.model)
+        what = "the file as it is" if served == lab.model else f"{served.name}, which it made of it"
+        lines.append(
+            f"`{HEADRACE}` starts by itself: with what its first start, before round 1 and in no figure, measured and "
+            f"chose. It serves {what}; CACHE is a folder of this run's own."
+        )
+    if lab.peers_model is not None:
+        lines.append(f"OTHER, which the peers serve, is {lab.peers_model.name}; `vllm` has the weights of MODEL.")
     settings = lab.folder / "server.py.json"
     if settings.is_file():
         model = json.loads(settings.read_text())["model"]

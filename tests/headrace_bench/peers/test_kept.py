@@ -46,6 +46,13 @@ def test_a_step_that_fails_is_one_line_with_the_tools_own_words() -> None:
         kept.act(["/no/such/tool"])
 
 
+def test_a_step_gets_variables_beside_our_own(tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['CXXFLAGS'] + ' ' + os.environ['PATH'])"
+    kept.act([sys.executable, "-c", code, str(found)], {"CXXFLAGS": "-O1"})
+    assert found.read_text() == f"-O1 {os.environ['PATH']}"
+
+
 def over(pid: int) -> bool:
     """Gone, or dead and not yet collected by whoever collects orphans here."""
     try:

@@ -22,6 +22,16 @@ def test_a_row_that_we_lose_is_a_row() -> None:
     assert not [scenario for scenario, _ in found if scenario not in ("single", "full")]
 
 
+def test_everything_off_stands_beside_everything_on() -> None:
+    rounds = [{"headrace": result(20), "headrace-off": result(5), "a": result(10)}]
+    servers = ["headrace", "headrace-off", "a"]
+    found = {row[:2]: row[2:] for row in rows(rounds, servers, "headrace", ["single"])}
+    assert found["single", "TTFT p50, ms"] == ("20", "**5**", "10", "a", "2", "2–2", "4")
+    assert columns(servers, "headrace")[-1] == "headrace ÷ headrace-off"
+    lone = [{"headrace": result(20), "a": result(10)}]
+    assert rows(lone, servers, "headrace", ["single"])[0][-1] == "–"
+
+
 def test_every_scenario_has_its_rows() -> None:
     assert {figure.scenario for figure in FIGURES} == set(SCENARIOS)
 

@@ -115,6 +115,21 @@ def test_a_machine_in_a_line() -> None:
     assert described(Machine(cpu=None, cores=1, memory=None, kernel="K")) == "1 core of an unnamed processor, K"
 
 
+def test_a_machine_is_told_with_what_its_processor_can_do() -> None:
+    able = Machine(cpu="AMD EPYC", cores=2, memory=None, kernel="K", features=("avx2", "avx512_bf16"))
+    assert described(able) == "2 cores of AMD EPYC (avx2 avx512_bf16), K"
+
+
+def test_a_table_may_take_another_place_than_its_verbs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE + "<!-- begin: peers-amx --><!-- end: peers-amx -->")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, table())
+    assert publish(page, [tmp_path / "a", tmp_path / "b"], ["peers-amx", ""]) == ["peers-amx", "peers"]
+    assert page.read_text().count("| TTFT, ms | 12 |") == 2
+
+
 def test_a_version_stands_in_one_place() -> None:
     assert origin(table(commands={"vllm": "python -m vllm"})).endswith(", with headrace 1.0.")
     assert origin(table(versions={})).endswith("by `headrace-bench peers MODEL`.")

@@ -55,7 +55,7 @@ def test_a_client_that_fails_is_one_line(
         (["busy", "--model", "m", "--peerload", "p", "--only", "nonsense"], "choose from single, shared"),
         (["busy", "--model", "m", "--peerload", "p", "--peers", "vllm"], "--peers vllm"),
         (["memory", "--model", "m", "--only", "decode"], "choose from restore, turns"),
-        (["first-token", "--model", "m", "--only", "turns"], "choose from decode"),
+        (["first-token", "--model", "m", "--only", "turns"], "choose from start, decode"),
     ],
 )
 def test_misuse_is_one_line(

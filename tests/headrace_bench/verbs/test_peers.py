@@ -50,6 +50,8 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--scenarios", "all"], "--scenarios all"),
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--rounds", "0"], "--rounds 0"),
         (["--gguf", "MODEL", "--peerload", "CLIENT", "--headrace-args", "'a"], "--headrace-args: No"),
+        (["--gguf", "MODEL", "--peerload", "CLIENT", "--peers-gguf", "chosen"], "give --by-itself too"),
+        (["--gguf", "MODEL", "--peerload", "CLIENT", "--peers-gguf", "none.gguf"], "none.gguf: no such file"),
     ],
 )
 def test_misuse_is_one_line(argv: list[str], why: str, files: tuple[Path, Path]) -> None:
@@ -120,6 +122,60 @@ def test_one_table_with_commands_versions_and_what_failed(
     captured = capsys.readouterr()
     assert tables.markdown(table) in captured.out
     assert "vllm: left out: no AVX2 by" in captured.err
+
+
+def test_ours_by_itself_and_with_everything_off(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        catalogue, "find", lambda *_, **__: Found(Programs(python_server=Path("/p")), {"llama_cpp.server": "1"}, {})
+    )
+    started: list[tuple[str, bool, str]] = []
+
+    def ours(self: Lab, *flags: str, name: str = HEADRACE) -> Server:
+        assert self.cache is not None
+        tuned = self.cache / "headrace" / "tuned"
+        if not started:  # what a first start leaves
+            tuned.mkdir(parents=True)
+            made = {"source": {"path": str(self.model)}, "converted": {"path": "/w/some.BF16.gguf"}}
+            (tuned / "some.json").write_text(json.dumps(made))
+        started.append((name, "engine.prefix_cache=false" in flags, str(self.theirs)))
+        return web(self, *flags, name=name)
+
+    def theirs(self: Lab, name: str = "llama_cpp.server") -> Server:
+        started.append((name, False, str(self.theirs)))
+        return web(self, name=name)
+
+    monkeypatch.setattr(Lab, "headrace", ours)
+    monkeypatch.setattr(Lab, "python_server", theirs)
+    out = tmp_path / "out"
+    argv = ["--gguf", str(files[0]), "--peerload", str(files[1]), "--scenarios", "single", "--rounds", "1"]
+    more = ["--by-itself", "--everything-off", "--peers-gguf", "chosen", "--out", str(out)]
+    assert peers.run(asked(*argv, *more)) == 0
+    assert started == [
+        (HEADRACE, False, str(files[0])),
+        (HEADRACE, False, "/w/some.BF16.gguf"),
+        ("headrace-off", True, "/w/some.BF16.gguf"),
+        ("llama_cpp.server", False, "/w/some.BF16.gguf"),
+    ]
+    table = tables.read(out)
+    assert table.columns[2:5] == ("headrace", "headrace-off", "llama_cpp.server")
+    assert any("It serves some.BF16.gguf, which it made" in note for note in table.notes)
+    assert tables.read(out / "bars").verb == "busy"
+    assert not list((tmp_path / "home" / "headrace").iterdir()), "what the first start left is gone"
+    assert "first start: " in capsys.readouterr().err
+
+
+def test_there_is_no_second_table_where_ours_serves_the_file_as_it_is(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(catalogue, "find", lambda *_, **__: Found(Programs(), {}, {}))
+    monkeypatch.setattr(Lab, "headrace", web)
+    argv = ["--gguf", str(files[0]), "--peerload", str(files[1]), "--by-itself", "--peers-gguf", "chosen"]
+    with pytest.raises(Fault, match="serves the file as it is"):
+        peers.run(asked(*argv, "--out", str(tmp_path / "out")))
 
 
 def test_nobody_finished(files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,3 +19,10 @@ def test_it_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert publish.run(parser.parse_args(["--page", str(page), str(tmp_path)])) == 0
     assert capsys.readouterr().out == f"{page}: peers\n"
     assert "| TTFT, ms | 12 |" in page.read_text()
+
+
+def test_a_folder_may_name_its_place(tmp_path: Path) -> None:
+    assert publish.split("results/x") == (Path("results/x"), "")
+    assert publish.split("results/x=peers-amx") == (Path("results/x"), "peers-amx")
+    (tmp_path / "a=b").mkdir()
+    assert publish.split(str(tmp_path / "a=b")) == (tmp_path / "a=b", "")
