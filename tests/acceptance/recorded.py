@@ -39,7 +39,8 @@ class Recorder:
         self._engine = engine
         self.info = engine.info
         self.n_slots, self.n_cells, self.n_batch = engine.n_slots, engine.n_cells, engine.n_batch
-        self.n_drafts, self.attention, self.arrange = engine.n_drafts, engine.attention, engine.arrange
+        self.n_drafts, self.attention = engine.n_drafts, engine.attention
+        self.arrange, self.deepen = engine.arrange, engine.deepen
         self.piece, self.copy, self.trim = engine.piece, engine.copy, engine.trim
         self.save, self.load = engine.save, engine.load
         self.fingerprint, self.bytes_per_token = engine.fingerprint, engine.bytes_per_token

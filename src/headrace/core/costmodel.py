@@ -9,13 +9,15 @@ below, at three times the price and more: a small chunk deep in a long prompt is
 
 Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
 exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never
-negative, and no step costs nothing; a step that took far longer than predicted (the machine was busy with something
-else) counts as a somewhat slow one, or one hiccup would teach the model fear. Pure: whoever runs the steps brings the
-seconds.
+negative, and no step costs nothing; what the last few steps with a prompt took longer than predicted is known at once
+(`late`), before the coefficients follow; a step that took far longer than predicted (the machine was busy with
+something else) counts as a somewhat slow one, or one hiccup would teach the model fear. Pure: whoever runs the steps
+brings the seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -31,6 +33,9 @@ CLIP = 2.0
 """A step counts as at most this many times its prediction, and SLACK seconds."""
 
 SLACK = 0.005
+
+LATEST = 0.3
+"""Weight of the last step in what steps have lately taken longer than predicted."""
 
 NOISE = 0.1
 """How far a step may be off for reasons that are not the model's, as a share of its length."""
@@ -105,6 +110,7 @@ class CostModel:
         self._most = (10.0 * np.maximum(self._w, self._least)) ** 2
         self._plain: tuple[float, ...] = tuple(self._w.tolist())
         self._errors: deque[float] = deque(maxlen=256)
+        self._late = 0.0
         self.observed = 0
 
     def __repr__(self) -> str:
@@ -120,6 +126,11 @@ class CostModel:
     def per_token(self) -> float:
         """Seconds of a prompt token at the beginning of a prompt."""
         return self._plain[1]
+
+    @property
+    def late(self) -> float:
+        """By how many times the last steps with a prompt took longer than predicted, >= 1."""
+        return math.exp(max(0.0, self._late))
 
     def predict(self, work: Work) -> float:
         """Seconds that the step will take."""
@@ -150,6 +161,9 @@ class CostModel:
         predicted = float(self._w @ x)
         self._errors.append(abs(predicted - seconds) / seconds)
         self.observed += 1
+        if work.prefill:
+            off = math.log(min(max(seconds / predicted, 1.0 / CLIP), CLIP))
+            self._late += LATEST * (off - self._late)
         if self.observed > len(TERMS):
             seconds = min(seconds, CLIP * predicted + SLACK)
         p = self._p + np.diag((DRIFT * np.maximum(self._w, self._least)) ** 2)

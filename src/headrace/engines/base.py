@@ -142,6 +142,13 @@ class StepEngine(Protocol):
         """
         ...
 
+    def deepen(self, slot: int, length: int) -> int:
+        """Let a slot hold about `length` tokens more that mean nothing, for measuring; the tokens that it holds then.
+
+        Milliseconds, not the time that computing them takes. As before where that cannot be done.
+        """
+        ...
+
     def arrange(self, split: int, pad: int) -> None:
         """How the next step is computed: its first `split` chunks in a batch of their own, and the last batch filled
         up with `pad` rows that nobody reads. Only as `attention` says that it can.

@@ -11,10 +11,46 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.core.attention import Attention
-from headrace.core.costmodel import TERMS, CostModel
+from headrace.core.attention import TILE, Attention
+from headrace.core.clock import Clock
+from headrace.core.costmodel import TERMS, CostModel, Work, positions
+from headrace.core.plan import Chunk
+from headrace.engines.base import StepEngine
 from headrace.engines.machine import build, machine
 from headrace.kv.blob import fingerprint
+
+CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
+"""Tokens of the steps that a cost model learns from at start: about a second."""
+
+DEEP, CALIBRATION_DEEP = 1024, (64, 20, 1, 64, 20, 1)
+"""Some more, after so many tokens. Without them the price of attention was a third of the truth, and the steps of the
+first long prompt beside readers took a quarter longer than they should."""
+
+
+def calibrate(engine: StepEngine, cost: CostModel, clock: Clock) -> None:
+    """Learn what a few typical steps take, before anybody waits for one; leaves the engine empty."""
+    start = 0
+    for count in CALIBRATION:
+        start += _probe(engine, cost, clock, start, count)
+    if start + DEEP + TILE < min(engine.info.n_ctx, engine.n_cells):
+        deep = engine.deepen(0, DEEP)
+        for count in CALIBRATION_DEEP if deep > start else ():
+            _probe(engine, cost, clock, deep, count)
+            engine.trim(0, deep)
+    engine.trim(0, 0)
+
+
+def _probe(engine: StepEngine, cost: CostModel, clock: Clock, start: int, count: int) -> int:
+    """Learn from one step of `count` tokens at `start`; the tokens computed, 0 if there is no room for them."""
+    if count > engine.n_batch or start + count >= engine.info.n_ctx:
+        return 0
+    began = clock()
+    engine.step([Chunk(0, start, [engine.info.bos or 0] * count, None)])
+    seconds = clock() - began
+    back, width = positions(start, count), start + count
+    if seconds > 0:
+        cost.observe(Work(count, 0, back, width) if count > 1 else Work(0, 1, back, width), seconds)
+    return count
 
 
 class Saved(msgspec.Struct, frozen=True):

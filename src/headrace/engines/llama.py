@@ -113,7 +113,7 @@ class LlamaEngine:
         """Guesses for it, on the same thread; closed with it."""
         self._make_batch()
         self._warm()
-        self.save, self.load = self._snapshots.save, self._snapshots.load
+        self.save, self.load, self.deepen = self._snapshots.save, self._snapshots.load, self._snapshots.deepen
         self.bytes_per_token = self._snapshots.bytes_per_token
 
     def _check(self, settings: LlamaSettings) -> int:

@@ -109,6 +109,24 @@ class Snapshots:
         C.llama_memory_seq_rm(self._memory, self._scratch, -1, -1)
         return order if whole else []
 
+    def deepen(self, slot: int, length: int) -> int:
+        """Append what a slot holds to itself until it has `length` positions more, or no room; how many it holds then.
+
+        They are copies under other positions: what is computed after them takes as long as after others, and means
+        nothing.
+        """
+        end = held = int(C.llama_memory_seq_pos_max(self._memory, slot)) + 1
+        if not self.bytes_per_token or not held:
+            return end
+        payload = bytearray(self.save(slot, 0, held))
+        cells = np.frombuffer(payload, _CELL, held, offset=_HEAD.itemsize)
+        while end < held + length:
+            cells["pos"] += held
+            if not self.load(slot, end, end + held, bytes(payload)):
+                break
+            end += held
+        return end
+
     def _copy_out(self, slot: int, start: int, end: int) -> bytes:
         C.llama_memory_seq_cp(self._memory, slot, self._scratch, start, end)
         try:

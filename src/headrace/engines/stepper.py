@@ -22,16 +22,17 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from headrace.core.clock import Clock
-from headrace.core.costmodel import CostModel, Work, positions
+from headrace.core.costmodel import CostModel
 from headrace.core.drafter import Drafter
 from headrace.core.events import Admitted, Event, Failed
 from headrace.core.kv import Pin
 from headrace.core.limits import Limits
-from headrace.core.plan import Chunk, Copy, Load, Plan, Trim
+from headrace.core.plan import Copy, Load, Plan, Trim
 from headrace.core.request import Generation
 from headrace.core.scheduler import Scheduler
 from headrace.core.speculation import Proposer, Speculation
 from headrace.engines.base import EngineStats, StepAborted, StepEngine, StepFailed
+from headrace.engines.calibration import calibrate
 from headrace.engines.keeper import Keeper, TierSettings, open_store
 from headrace.engines.poison import fail_broken
 from headrace.engines.telling import Deliver, Telling
@@ -53,9 +54,6 @@ CLOSE_S = 2.0
 """How long what is not saved yet may hold up the end."""
 
 _Command = Callable[[], None]
-
-CALIBRATION = (16, 1, 64, 1, 32, 1, 96, 1, 24, 1)
-"""Tokens of the steps that a cost model learns from at start: about a second."""
 
 
 class Stepper:
@@ -221,22 +219,9 @@ class Stepper:
 
     def calibrate(self) -> CostModel | None:
         """Learn what a few typical steps take here; what was learned, to be saved, or None if nobody asks for it."""
-        cost, engine = self.scheduler.cost, self._engine
-        if cost is None:
-            return None
-        token = engine.info.bos or 0
-        start = 0
-        for count in CALIBRATION:
-            if count > engine.n_batch or start + count >= engine.info.n_ctx:
-                continue
-            began = self._clock()
-            engine.step([Chunk(0, start, [token] * count, None)])
-            seconds = self._clock() - began
-            back, width = positions(start, count), start + count
-            if seconds > 0:
-                cost.observe(Work(count, 0, back, width) if count > 1 else Work(0, 1, back, width), seconds)
-            start += count
-        engine.trim(0, 0)
+        cost = self.scheduler.cost
+        if cost is not None:
+            calibrate(self._engine, cost, self._clock)
         return cost
 
     def _drain(self, *, block: bool, timeout: float | None = None) -> None:

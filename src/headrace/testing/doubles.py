@@ -207,6 +207,11 @@ class ScriptedEngine:
         held.extend(unpack(payload))
         return range(start, end)
 
+    def deepen(self, slot: int, length: int) -> int:
+        held = self.slots.setdefault(slot, [])
+        held.extend([0] * length)
+        return len(held)
+
     def arrange(self, split: int, pad: int) -> None:
         assert split >= 0
         assert 0 <= pad < self.n_batch
