@@ -99,6 +99,7 @@ def make_limits(config: Config) -> Limits:
         ttft=config.slo.ttft_ms / 1e3 or PROFILES[config.slo.profile][0],
         fuse=o.ttft_fuse,
         efficient=o.efficient_steps,
+        wider=o.efficient_steps,
         splits=o.split_steps,
         pads=o.padded_steps,
         speculation=o.speculation,

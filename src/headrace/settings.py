@@ -148,8 +148,9 @@ class Engine:
     context: int = _row(0, "tokens", low=0, high=2**24, help=
         "Most tokens of one sequence, prompt and answer together; 0 takes the model's limit, or all cells if fewer.")
     max_batch: int = _row(8, "sequences", low=1, high=256, help=
-        "Sequences that are computed at the same time. A request that has waited longer than `slo.ttft_fuse_ms` joins "
-        "beyond it.")
+        "Sequences that are computed at the same time; more (`optimizations.efficient_steps`) as long as a step of "
+        "their next tokens takes no longer than half of `slo.itl_ms`. A request that has waited longer than "
+        "`slo.ttft_fuse_ms` joins beyond it.")
     max_running: int = _row(16, "sequences", low=1, high=256, help=
         "Sequences that are computed at the same time at the very most; more wait in the queue.")
     slots: int = _row(64, "sequences", low=1, high=256, help=

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from headrace.core.attention import TILE, Attention
-from headrace.core.budget import ALIKE, BEYOND, BUCKETS, CROWD, DOUBLE, LEAST, PAYS, Pace, Room, Ways
+from headrace.core.budget import ALIKE, BEYOND, BUCKETS, CROWD, DOUBLE, EASY, LEAST, PAYS, Pace, Room, Ways
 from headrace.core.costmodel import CostModel, Work, positions
 
 TRUE = CostModel((2e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 0.0))
@@ -230,3 +230,27 @@ def test_a_size_just_beyond_whole_tiles_is_passed_over() -> None:
     model = CostModel((2e-3, 3e-4, 1e-3, 2e-6, 1e-5, 0.0), attention=Attention(heads=32, threads=2))
     limit = model.predict(Work(76, 0, positions(1000, 76), 0))
     assert Room(model, Work(), seconds=limit, tokens=76).give(1000, 10_000) == TILE
+
+
+def test_more_may_run_while_their_steps_are_short() -> None:
+    reading = Work(0, 4, 400, 500, reading=400)
+    assert PACE.batch(None, reading, 8, 16) == 8
+    assert PACE.batch(AMX, reading, 8, 16) == 16
+    slow = CostModel((2e-3, 3e-3, 30e-3, 1e-6, 1e-6, 0.0))
+    assert PACE.batch(slow, reading, 8, 16) == 8, "never fewer than is said"
+    for each in (3e-3, 4e-3, 5e-3):
+        model = CostModel((2e-3, 3e-3, each, 1e-6, 2e-6, 0.0))
+        n = PACE.batch(model, reading, 8, 16)
+        assert n in (8, 16) or model.predict(Work(0, n, n * 100, 500)) <= EASY * PACE.itl
+        assert n == 16 or model.predict(Work(0, n + 1, (n + 1) * 100, 500)) > EASY * PACE.itl
+
+
+def test_what_steps_have_lately_taken_longer_makes_the_next_ones_shorter() -> None:
+    model = CostModel(TRUE.coefficients, sure=True)
+    before = Room(model, Work(0, 3, 300, 0, reading=300), seconds=0.13, tokens=512).give(0, 10_000)
+    work = Work(40, 3, 1500, 0, reading=300)
+    for _ in range(3):
+        model.observe(work, 1.3 * model.predict(work))
+    assert model.late > 1.1
+    after = Room(model, Work(0, 3, 300, 0, reading=300), seconds=0.13, tokens=512).give(0, 10_000)
+    assert after < before

@@ -148,3 +148,19 @@ def test_what_a_padded_step_took_teaches_the_cost_of_tiles() -> None:
     for _ in range(60):
         model.observe(work, truth.predict(work))
     assert model.predict(work) == pytest.approx(truth.predict(work), rel=0.05)
+
+
+def test_being_late_is_known_at_once_and_forgotten() -> None:
+    model, truth = taught(100), CostModel(TRUE)
+    assert model.late == pytest.approx(1.0, abs=0.05)
+    work = Work(32, 3, 30_000, 1000)
+    model.observe(work, 1.4 * truth.predict(work))
+    assert 1.05 < model.late < 1.2
+    before = model.late
+    model.observe(Work(0, 3, 300, 1000), 5 * truth.predict(Work(0, 3, 300, 1000)))
+    assert model.late == before, "readers alone are not what is decided on"
+    for _ in range(20):
+        model.observe(work, truth.predict(work))
+    assert model.late < 1.02
+    model.observe(work, 0.2 * truth.predict(work))
+    assert model.late == 1.0, "to be early is no reason to be long"

@@ -100,7 +100,7 @@ class WalkedBacklog(Backlog):
 class WalkedScheduler(Scheduler):
     """Plans with all that wait."""
 
-    def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
+    def _in_order(self, running: list[Sequence], batch: int, now: float) -> list[Sequence]:
         waiting = [s for s in self.waiting if not s.paused and now >= s.hold]
         if not self.limits.earliest_deadline:
             return running + waiting

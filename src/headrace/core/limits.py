@@ -34,6 +34,8 @@ class Limits:
     fuse: bool = True
     efficient: bool = True
     """A step may be somewhat longer than its target where that brings far more tokens a second."""
+    wider: bool = False
+    """More than `max_batch` sequences may run as long as their steps are short."""
     splits: bool = True
     """Readers and prompts of a step may be computed one after the other."""
     pads: bool = True

@@ -92,8 +92,7 @@ class Scheduler:
         return f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {self.residency!r}]>"
 
     def submit(self, generation: Generation, now: float, outside: Outside | None = None, *, hold: float = 0.0) -> None:
-        """Queue all choices of a generation. `outside`: a prefix of it that is kept outside the pool, `hold`: which is
-        being fetched, wait for `fetched` until then."""
+        """Queue all choices of a generation. `outside`: what is kept of it elsewhere, being fetched until `hold`."""
         come = sequences(generation, now, self.teller.piece)
         if not come:
             return
@@ -168,17 +167,20 @@ class Scheduler:
         if reading == len(active) and not self.waiting and reading <= self._pool.free:
             return self._decodes(shares) if shares else None  # most steps
         base = self._base(shares)
-        prompts = self._in_order([s for s in active if not s.decoding], now)
-        room = self._room(base, prompts, now)
+        pace, most = self.limits.pace, self.limits.max_running
+        batch = self.limits.max_batch
+        if self.limits.wider and pace is not None:
+            batch = pace.batch(self.cost, base, batch, most)
+        prompts = self._in_order([s for s in active if not s.decoding], batch, now)
+        room = self._room(base, prompts, batch, now)
         door = Door(
             self.residency,
             self.running,
-            max_batch=self.limits.max_batch,
-            max_running=self.limits.max_running,
+            max_batch=batch,
+            max_running=most,
             await_prefix=self.limits.await_prefix,
             prefill=self.prefill_seconds,
         )
-        taken = 0
         served: set[Sequence] = set()
         for sequence in prompts:
             if room.full:
@@ -199,17 +201,16 @@ class Scheduler:
             count = room.give(start, len(sequence.tokens) - start)
             if count:
                 shares.append(Share(sequence, count))
-                taken += count
             elif sequence.slot is None:
                 door.admissions.pop()  # it got a place but no token: the next step sees to it
                 break
         own = sum(share.count for share in shares if share.sequence.slot is not None)
         if own > self._pool.cells - self._pool.held and len(self.running) > 1:
-            # How much that frees depends on who shares its cells: the next plan sees it.
-            return Plan((), preempted=(self._victim(),))
+            return Plan((), preempted=(self._victim(),))  # what that frees, its cells being shared, the next plan sees
         if not shares:
             return None
-        return Plan(tuple(shares), tuple(door.admissions), (), room.work if self.cost is not None else None, not taken)
+        work = room.work if self.cost is not None else None
+        return Plan(tuple(shares), tuple(door.admissions), (), work, len(shares) == reading)
 
     def _decodes(self, shares: list[Share]) -> Plan:
         """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
@@ -224,11 +225,10 @@ class Scheduler:
                 work = None
         return Plan(tuple(shares), work=work, decodes=True)
 
-    def _in_order(self, running: list[Sequence], now: float) -> list[Sequence]:
+    def _in_order(self, running: list[Sequence], batch: int, now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones, waiting ones that may start."""
-        awake, limits = sum(not s.paused for s in self.running), self.limits
-        places, late_places = limits.max_batch - awake, limits.max_running - awake
-        waiting = self.waiting.newcomers(now, places, late_places, lambda s: self._burnt(s, now))
+        awake, most = sum(not s.paused for s in self.running), self.limits.max_running
+        waiting = self.waiting.newcomers(now, batch - awake, most - awake, lambda s: self._burnt(s, now))
         if not self.limits.earliest_deadline:
             return running + waiting
         # Not by what is left of it as well: whoever gets a chunk would fall behind its equals, and all end at the end.
@@ -250,7 +250,7 @@ class Scheduler:
         back = sum(share.sequence.computed for share in shares)
         return Work(0, len(shares), back, self._pool.width + len(shares), reading=back)
 
-    def _room(self, base: Work, prompts: list[Sequence], now: float) -> Room:
+    def _room(self, base: Work, prompts: list[Sequence], batch: int, now: float) -> Room:
         limits = self.limits
         pace, cost, reading = limits.pace, self.cost, base.decode
         most = limits.step_tokens - reading
@@ -258,10 +258,10 @@ class Scheduler:
             chunk = limits.prefill_chunk_busy if reading else limits.prefill_chunk
             return Room(None, base, seconds=0.0, tokens=min(chunk, most))
         burnt, newcomers = [s for s in (*prompts, *self.waiting.oldest(now)) if self._burnt(s, now)], []
-        places = limits.max_batch - sum(not s.paused for s in self.running)
+        places = batch - sum(not s.paused for s in self.running)
         for s in [s for s in prompts if not s.drawn]:
             places -= s.slot is None
-            if places >= (limits.max_batch - limits.max_running if s in burnt else 0):
+            if places >= (batch - limits.max_running if s in burnt else 0):
                 have = max(s.computed, s.known)
                 newcomers.append((have, len(s.tokens) - have))
         most = min(limits.prefill_chunk, most)
