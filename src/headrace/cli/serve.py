@@ -109,12 +109,15 @@ def _applied(config: Config, again: Load, first: First | None) -> tuple[Config, 
     reads. Raises StartupError."""
     if script_rate(config.model.path):
         return config, ""
-    from headrace.tuned import apply_profile
+    from headrace.tuned import apply_profile, is_known
 
     path = fetch(config.model.path)
     tuned = None if first is None else first(config, path, again)
     if tuned is None:
         tuned = apply_profile(config, cache_home(), path, again)
+        if first is None and config.model.tuned and config.model.measure and not is_known(cache_home(), path):
+            note = f"is new here, and nothing is measured while the server runs: `headrace tune {config.model.path}`"
+            tuned = dataclasses.replace(tuned, note=note)
     return dataclasses.replace(
         tuned.config, model=dataclasses.replace(tuned.config.model, path=str(tuned.path))
     ), tuned.note
