@@ -20,13 +20,14 @@ from headrace.core.errors import StartupError
 from headrace.core.file_name import shown
 from headrace.core.quantisation import SOURCE, Format
 from headrace.core.tuning import BUSY, Candidate, waited
+from headrace.engines import sample
 from headrace.engines.quantiser import file_type, make_file
 from headrace.engines.timing import Report, run_timing
 from headrace.measure import LIMIT_S, Cutter, Found, Measurer, Plan
 from headrace.settings import Config, Value
 from headrace.tuner import Source
 
-CUTTER: Cutter | None = None
+CUTTER = Cutter(sample.cut, sample.layer_count, sample.periods)
 
 
 class Progress:
