@@ -19,6 +19,7 @@ from headrace.assembly import (
     make_limits,
     make_model,
     make_sampling,
+    make_timing,
 )
 from headrace.core.admission import Bounds
 from headrace.core.errors import StartupError
@@ -79,16 +80,26 @@ def test_a_trial_is_run_like_the_server_s_engine(tmp_path: Path) -> None:
     own, fixed = make_candidate(given, ())
     cores = len(os.sched_getaffinity(0))
     assert (own, fixed) == (Candidate("source", cores, True, 512), frozenset())
-    other = Candidate("f16", 1, False, 1024)
+    other = Candidate("f16", 1, False, 1024, False)
     job = make_job(given, other, tmp_path / "f16.gguf", 512, 256)
     assert job.settings["path"] == str(tmp_path / "f16.gguf")
     assert (job.settings["threads"], job.settings["threads_batch"]) == (1, 1)
     assert (job.settings["flash_attention"], job.step_tokens) == (False, 1024)
     assert job.settings["batch"] >= 1024
+    assert job.settings["extra_buffers"] is False
     assert job.guard_s == 0.25
     assert job.settings["cells"] < 16384, "a trial takes no more memory than it needs"
     plain = dataclasses.replace(given, optimizations=Optimizations(adaptive_chunks=False))
     assert make_job(plain, other, tmp_path / "x", 512, 256).guard_s == 0.0
+
+
+def test_steps_of_every_length_that_is_timed_fit_the_batch(tmp_path: Path) -> None:
+    given = dataclasses.replace(config(step_tokens=64), model=Model(path="m.gguf", alias="m"))
+    own, _ = make_candidate(given, ())
+    job = make_timing(given, msgspec.structs.replace(own, extra_buffers=False), tmp_path / "s.gguf", 1024, 2.5)
+    assert job.settings["batch"] > 512
+    assert (job.settings["path"], job.settings["extra_buffers"]) == (str(tmp_path / "s.gguf"), False)
+    assert (job.depth, job.seconds) == (1024, 2.5)
 
 
 def test_what_the_user_set_is_no_candidate() -> None:

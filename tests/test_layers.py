@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("compose",),
-    ("config", "admin", "assembly", "entrance", "fleet", "models", "pins", "tuned", "tuner"),
+    ("config", "admin", "assembly", "entrance", "fleet", "models", "pins", "tuned", "tuner", "measure"),
     ("settings",),
     ("testing",),
     ("server",),

@@ -14,11 +14,13 @@ from headrace.engines.machine import machine
 from headrace.settings import Config, Value
 from headrace.tuned import (
     SCHEMA,
+    SERVE,
     Applied,
     Profile,
     apply_profile,
     describe,
     forget,
+    is_known,
     load_profile,
     profile_file,
     replace_profile,
@@ -287,3 +289,20 @@ def test_a_model_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").write_bytes(b"")
     with pytest.raises(StartupError, match="cannot read"):
         describe(tmp_path / "empty.gguf")
+
+
+def test_a_profile_of_the_first_start_says_so(place: Place) -> None:
+    save_profile(place.file, place.profile(by=SERVE, settings={"engine.extra_buffers": False}))
+    applied = place.applied()
+    assert applied.note.startswith(f"measured at the first start ({place.file}): f16 weights")
+    assert not applied.config.engine.extra_buffers
+
+
+def test_a_file_is_known_while_its_profile_holds(place: Place) -> None:
+    assert not is_known(place.cache, place.model)
+    save_profile(place.file, place.profile())
+    assert is_known(place.cache, place.model)
+    place.weights.unlink()
+    assert not is_known(place.cache, place.model)
+    place.file.write_text("{")
+    assert not is_known(place.cache, place.model)

@@ -29,6 +29,7 @@ from headrace.core.request import Sampling
 from headrace.core.speculation import MAX_GUESSES
 from headrace.core.tokenizer import Tokenizer
 from headrace.core.tuning import Candidate
+from headrace.engines import timing
 from headrace.engines.base import ModelInfo, StreamEngine
 from headrace.engines.footing import Footing
 from headrace.engines.keeper import TierSettings
@@ -209,7 +210,7 @@ def make_candidate(config: Config, given: Collection[str]) -> tuple[Candidate, f
     One that is set to its default counts: it would win over the profile.
     """
     e = config.engine
-    fixed = {name for name in ("flash_attention", "step_tokens") if f"engine.{name}" in given}
+    fixed = {name for name in ("flash_attention", "extra_buffers", "step_tokens") if f"engine.{name}" in given}
     if not {"engine.threads", "engine.threads_batch"}.isdisjoint(given):
         fixed.add("threads")
     if e.kv_type != "f16":
@@ -217,21 +218,37 @@ def make_candidate(config: Config, given: Collection[str]) -> tuple[Candidate, f
     if not config.optimizations.adaptive_chunks:
         fixed.add("step_tokens")  # which is not used then
     threads = e.threads_batch or len(os.sched_getaffinity(0))
-    return Candidate(SOURCE, threads, e.flash_attention, e.step_tokens), frozenset(fixed)
+    return Candidate(SOURCE, threads, e.flash_attention, e.step_tokens, e.extra_buffers), frozenset(fixed)
 
 
 def make_job(config: Config, candidate: Candidate, weights: Path, long: int, idle: int) -> Job:
     """How a trial of `candidate` is run: `long` tokens of a prompt, beside `idle` ones in the pool."""
-    engine = replace(
-        config.engine, flash_attention=candidate.flash_attention, step_tokens=candidate.step_tokens, draft_model=""
-    )
-    if not (engine.threads or engine.threads_batch):
-        engine = replace(engine, threads=candidate.threads, threads_batch=candidate.threads)
-    config = replace(config, engine=engine, model=replace(config.model, path=str(weights)))
+    config = _as_tried(config, candidate, weights)
     limits, blueprint = make_limits(config), make_blueprint(config)
     settings = {**blueprint.settings, "cells": CELLS, "slots": SLOTS, "drafts": 0}
     guard = 0.0 if limits.pace is None else limits.pace.guard
     return Job(blueprint.factory, settings, long, idle, min(limits.prefill_chunk, CELLS // 2), guard)
+
+
+def make_timing(config: Config, candidate: Candidate, weights: Path, depth: int, seconds: float) -> timing.Job:
+    """How steps of a candidate are timed, up to `depth` tokens deep, for `seconds` at most."""
+    blueprint = make_blueprint(_as_tried(config, candidate, weights))
+    batch = max(int(blueprint.settings["batch"]), timing.ROWS[0] + BATCH_STEP)
+    settings = {**blueprint.settings, "cells": CELLS, "slots": SLOTS, "drafts": 0, "batch": batch}
+    return timing.Job(blueprint.factory, settings, depth, seconds)
+
+
+def _as_tried(config: Config, candidate: Candidate, weights: Path) -> Config:
+    engine = replace(
+        config.engine,
+        flash_attention=candidate.flash_attention,
+        extra_buffers=candidate.extra_buffers,
+        step_tokens=candidate.step_tokens,
+        draft_model="",
+    )
+    if not (engine.threads or engine.threads_batch):
+        engine = replace(engine, threads=candidate.threads, threads_batch=candidate.threads)
+    return replace(config, engine=engine, model=replace(config.model, path=str(weights)))
 
 
 def make_engine(config: Config) -> StreamEngine:

@@ -117,8 +117,8 @@ class Model:
         "computes nothing and writes numbers at so many tokens per second: for testing what stands before the server.")
     alias: str = _row("", "", help="The name clients use; empty derives it from `model.path`.")
     tuned: bool = _row(True, "", help=
-        "Use what `headrace tune` found for this file on this machine, if it was run: weights and settings of the "
-        "engine, below those that you set yourself.")
+        "Use what `headrace tune` or the first start found for this file on this machine: weights and settings of the "
+        "engine, below those that you set yourself. Off: nothing is measured either.")
     own_sampling: bool = _row(True, "", help=
         "Where a request says nothing of `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty`, the model's "
         "own values hold: those in its file, else those that its makers published, as far as the catalogue knows them. "

@@ -1,11 +1,11 @@
-"""The tuned profile: what `headrace tune` found for one model file on this machine, and how `serve` comes to use it.
+"""The tuned profile: what was found for one model file on this machine, and how `serve` comes to use it.
 
     defaults  <  tuned profile  <  TOML file  <  environment  <  flags
 
 Rules: a file of its own for each model file (by its path) and machine, in the cache; it says of which bytes and of
 which machine and library it is, and is not used for any other; what makes it unusable is told in one line and is never
-a reason not to start. It may set the few settings below and nothing else. Files of weights are made by `tuner` alone,
-when somebody asks for it.
+a reason not to start. It may set the few settings below and nothing else. `headrace tune` makes it, or, in short, the
+first `headrace serve` of the file: that measures again when it is unusable, and `tune` replaces it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,18 @@ from headrace.engines.machine import Machine, build, machine
 from headrace.engines.snapshot import file_digest
 from headrace.settings import SECTIONS, Config, Value
 
-SCHEMA = 2
-TUNABLE = ("engine.threads", "engine.threads_batch", "engine.flash_attention", "engine.step_tokens")
+SCHEMA = 3
+TUNABLE = (
+    "engine.threads",
+    "engine.threads_batch",
+    "engine.flash_attention",
+    "engine.extra_buffers",
+    "engine.step_tokens",
+)
 """Settings that a profile may hold."""
+
+TUNE, SERVE = "tune", "serve"
+"""Who measures: `headrace tune`, thoroughly, or the first `headrace serve` of a file."""
 
 AGAIN = "run `headrace tune` again"
 
@@ -61,6 +70,7 @@ class Row(msgspec.Struct, frozen=True):
     """To copy 256 tokens of KV out of the pool."""
     chosen: bool = False
     failure: str = ""
+    extra_buffers: bool = True
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -85,6 +95,7 @@ class Profile(msgspec.Struct, frozen=True):
     """The file that is served instead; None: the model's own."""
     reasons: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    by: str = TUNE
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +272,34 @@ def apply_profile(config: Config, cache: Path, model: Path, load: Callable[[Mapp
             return untuned
         if why := unusable(profile, model, file):
             return replace(untuned, note=f"{why}: it is not used; {AGAIN}")
-        config = load(profile.settings)
+        tuned, changed = use(untuned, profile, load)
     except StartupError as error:
         return replace(untuned, note=f"{error.message}; the tuned profile is not used")
-    path = model if profile.converted is None else Path(profile.converted.path)
-    changed = differences(untuned.config, config)
-    if path != model:
-        changed.insert(0, f"{profile.weights} weights")
     if not changed:
-        return Applied(config, model)
-    return Applied(config, path, f"tuned ({file}): {', '.join(changed)}; --set model.tuned=false for the file as it is")
+        return tuned
+    how = "tuned" if profile.by == TUNE else "measured at the first start"
+    note = f"{how} ({file}): {', '.join(changed)}; --set model.tuned=false for the file as it is"
+    return replace(tuned, note=note)
+
+
+def use(untuned: Applied, profile: Profile, load: Callable[[Mapping[str, Value]], Config]) -> tuple[Applied, list[str]]:
+    """A profile's weights and settings, below the user's own, and what they change. Raises StartupError."""
+    config = load(profile.settings)
+    path = untuned.path if profile.converted is None else Path(profile.converted.path)
+    changed = differences(untuned.config, config)
+    if path != untuned.path:
+        changed.insert(0, f"{profile.weights} weights")
+    return Applied(config, path), changed
+
+
+def is_known(cache: Path, model: Path) -> bool:
+    """Is there a profile for this model file here and now?"""
+    file = profile_file(cache, model)
+    try:
+        profile = load_profile(file)
+    except StartupError:
+        return False
+    return profile is not None and not unusable(profile, model, file)
 
 
 def differences(before: Config, after: Config) -> list[str]:

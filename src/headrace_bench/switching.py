@@ -138,6 +138,7 @@ def headrace(folder: Path, text: str, key: str, flags: Sequence[str]) -> Server:
     port, file = free_port(), folder / "headrace.toml"
     file.write_text(text)
     program = [sys.executable, "-m", "headrace", "serve", "--config", str(file), "--port", str(port)]
+    program += ["--set", "model.measure=false"]
     url, log = f"http://127.0.0.1:{port}", folder / "headrace.log"
     return Server("headrace", [*program, "--set", f"server.admin_key={key}", *flags], url=url, ready="/readyz", log=log)
 

@@ -47,7 +47,7 @@ def serving(folder: Path, *, replay: bool) -> Iterator[tuple[str, int]]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "serve", "--config", str(folder / "config.toml")],
+            [sys.executable, "-m", "headrace", "serve", "--no-measure", "--config", str(folder / "config.toml")],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

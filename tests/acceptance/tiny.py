@@ -70,7 +70,13 @@ class Tiny(Asking):
 
 def _start(model: Path, folder: Path, settings: dict[str, Any]) -> Tiny:
     # One thread: on cores that others use too, the engine's two would mostly wait for each other, ten times as long.
-    settings = {"model_alias": ALIAS, "engine_threads": 1, "engine_threads_batch": 1, **settings}
+    settings = {
+        "model_alias": ALIAS,
+        "model_measure": "false",
+        "engine_threads": 1,
+        "engine_threads_batch": 1,
+        **settings,
+    }
     arguments = [f"--set={name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
     errors = folder / "stderr"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}

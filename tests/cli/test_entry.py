@@ -57,6 +57,8 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), {}),
         (("tiny.gguf",), {"model.path": "tiny.gguf"}),
         (("--port", "0", "--host", "::1"), {"server.port": 0, "server.host": "::1"}),
+        (("--no-measure",), {"model.measure": False}),
+        (("--allow-loss",), {}),
         (("--insecure", "--key", "k"), {"server.insecure": True, "server.key": "k"}),
         (("--set", "engine.threads=2", "--set", "model.alias=a=b"), {"engine.threads": "2", "model.alias": "a=b"}),
         (("--set", "server.port=1", "--port", "2"), {"server.port": 2}),
@@ -67,7 +69,8 @@ def test_serve_hands_on_only_the_flags_that_were_given(
 ) -> None:
     seen: list[dict[str, Value]] = []
 
-    def run(file: object, given: dict[str, Value]) -> int:
+    def run(file: object, given: dict[str, Value], *, allow_loss: bool) -> int:
+        assert allow_loss is ("--allow-loss" in arguments)
         seen.append(given)
         return 3
 

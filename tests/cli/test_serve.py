@@ -225,3 +225,61 @@ def test_a_profile_of_one_engine_is_below_its_own_settings(
     own = prepares[0](served[0].engines[0])
     assert (own.model.path, own.engine.threads, own.engine.cells) == ("/tuned/x.gguf", 1, 4096)
     assert "Headrace: a: tuned (…)" in capsys.readouterr().err.splitlines()
+
+
+class Measured:
+    """Stands for `headrace.cli.measure`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, frozenset[str], bool]] = []
+
+    def run(
+        self, config: Config, given: set[str], model: Path, load: Callable[..., Config], *, allow_loss: bool
+    ) -> tuned.Applied | None:
+        self.asked.append((config.model.path, frozenset(given), allow_loss))
+        return tuned.Applied(load({"engine.extra_buffers": False}), Path("/tuned/x.gguf"), "measured this machine …")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    double = Measured()
+    module = ModuleType("headrace.cli.measure")
+    module.__dict__["run"] = double.run
+    monkeypatch.setitem(sys.modules, "headrace.cli.measure", module)
+    return double
+
+
+def test_a_model_that_is_new_is_measured_before_it_is_loaded(
+    served: list[Config], measured: Measured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve.run(None, {"engine.threads": "2"}, allow_loss=True)
+    config = served[0]
+    assert (config.model.path, config.engine.extra_buffers, config.engine.threads) == ("/tuned/x.gguf", False, 2)
+    assert [(path, allow_loss) for path, _, allow_loss in measured.asked] == [("smollm2-135m", True)]
+    assert "engine.threads" in measured.asked[0][1]
+    assert "Headrace: measured this machine …" in capsys.readouterr().err.splitlines()
+
+
+def test_a_scripted_model_is_not_measured(served: list[Config], measured: Measured) -> None:
+    serve.run(None, {"model.path": "scripted:100"})
+    assert measured.asked == []
+
+
+def test_engines_are_measured_before_the_server_runs_and_not_later(
+    served: list[Config],
+    prepares: list[Callable[[EngineSpec], Config]],
+    measured: Measured,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    serve.run(file, {"model.measure": "true"})
+    assert [path for path, _, _ in measured.asked] == ["smollm2-135m"]
+    assert "engine.cells" in measured.asked[0][1], "what its table sets, the user set"
+    specs = {spec.name: spec for spec in served[0].engines}
+    capsys.readouterr()
+    prepares[0](specs["c"])
+    assert len(measured.asked) == 1
+    err = capsys.readouterr().err
+    assert (
+        "Headrace: c: is new here, and nothing is measured while the server runs: `headrace tune /x/later.gguf`" in err
+    )

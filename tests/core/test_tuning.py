@@ -224,6 +224,7 @@ def test_each_variant_changes_one_thing_that_can_matter() -> None:
     assert [one.threads for one in found if one.threads != 2] == [8, 7, 4]
     assert [one.step_tokens for one in found if one.step_tokens != 512] == [64], "steps were of 100 at most anyway"
     assert sum(not one.flash_attention for one in found) == 1
+    assert sum(not one.extra_buffers for one in found) == 1
 
 
 def test_a_limit_that_was_reached_may_be_raised() -> None:
@@ -232,12 +233,12 @@ def test_a_limit_that_was_reached_may_be_raised() -> None:
 
 def test_there_are_never_more_threads_than_cores_nor_none() -> None:
     single = msgspec.structs.replace(OWN, threads=1)
-    assert [one.threads for one in variants(single, 1, 0)] == [1]
+    assert {one.threads for one in variants(single, 1, 0)} == {1}
     assert {one.threads for one in variants(OWN, 2, 0)} == {1, 2}
 
 
 def test_what_the_user_set_is_not_varied() -> None:
-    assert variants(OWN, 8, 512, frozenset({"threads", "flash_attention", "step_tokens"})) == []
+    assert variants(OWN, 8, 512, frozenset({"threads", "flash_attention", "extra_buffers", "step_tokens"})) == []
 
 
 def test_changes_that_helped_alone_are_tried_together() -> None:

@@ -29,6 +29,8 @@ def headrace() -> None:
 @click.option("--port", type=int, help="Port to listen on, 0 for a free one (server.port).")
 @click.option("--key", help="API key that clients must send (server.key; rather set HEADRACE_SERVER_KEY).")
 @click.option("--anyway", is_flag=True, help="Start also what needs more memory than there is (engine.check_memory).")
+@click.option("--no-measure", is_flag=True, help="Do not measure a file that is new here (model.measure).")
+@click.option("--allow-loss", is_flag=True, help="Where it is measured: also files that lose precision.")
 @click.option("--insecure", is_flag=True, default=None, help="Allow a non-loopback address without a key.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file with settings.")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, e.g. engine.threads=2.")
@@ -38,6 +40,8 @@ def serve(
     port: int | None,
     key: str | None,
     anyway: bool,
+    no_measure: bool,
+    allow_loss: bool,
     insecure: bool | None,
     file: Path | None,
     assignments: tuple[str, ...],
@@ -56,9 +60,10 @@ def serve(
         "server.key": key,
         "server.insecure": insecure,
         "engine.check_memory": False if anyway else None,
+        "model.measure": False if no_measure else None,
     }
     flags.update((name, value) for name, value in named.items() if value is not None)
-    return verb.run(file, flags)
+    return verb.run(file, flags, allow_loss=allow_loss)
 
 
 @headrace.command()

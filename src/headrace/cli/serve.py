@@ -7,8 +7,10 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import uvloop
@@ -17,11 +19,19 @@ from rich.text import Text
 from headrace import __version__
 from headrace.cli.output import console
 from headrace.cli.pull import fetch
-from headrace.config import cache_home, for_engine, load
+from headrace.config import cache_home, for_engine, load, named
 from headrace.core.errors import StartupError
 from headrace.gateway.spec import EngineSpec
 from headrace.models import alias_of, script_rate
 from headrace.settings import Config, Value
+
+if TYPE_CHECKING:
+    from headrace.tuned import Applied
+
+Load = Callable[[Mapping[str, Value]], Config]
+"""Makes the settings anew, with those of a profile below the user's own."""
+First = Callable[[Config, Path, Load], "Applied | None"]
+"""Measures a model file that is new here; None: there is nothing to measure, or no need to."""
 
 KEY = "KEY"
 """The variable in what is shown for a key that only its owner knows. None of ours, which we would not know."""
@@ -39,8 +49,8 @@ def assigned(assignments: Sequence[str]) -> dict[str, Value]:
     return flags
 
 
-def run(file: Path | None, flags: Mapping[str, Value]) -> int:
-    """The verb; gives the exit status. Raises StartupError."""
+def run(file: Path | None, flags: Mapping[str, Value], *, allow_loss: bool = False) -> int:
+    """The verb; gives the exit status. `allow_loss`: of a file that is measured. Raises StartupError."""
     config = load(file=file, flags=flags)
     if "model.path" in flags:  # a model that is named here is the only one
         config = dataclasses.replace(config, engines=(), aliases=())
@@ -48,9 +58,14 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
     def again(settings: Mapping[str, Value]) -> Config:
         return load(file=file, flags=flags, tuned=settings)
 
-    def prepare(spec: EngineSpec) -> Config:
+    def measured(own: Config, model: Path, load: Load, more: Iterable[str] = ()) -> Applied | None:
+        from headrace.cli.measure import run as measure
+
+        return measure(own, named(file=file, flags=flags) | set(more), model, load, allow_loss=allow_loss)
+
+    def prepare(spec: EngineSpec, first: First | None = None) -> Config:
         """An engine's settings, its model fetched, and its tuned profile applied."""
-        own, note = _applied(for_engine(config, spec), lambda settings: for_engine(again(settings), spec))
+        own, note = _applied(for_engine(config, spec), lambda settings: for_engine(again(settings), spec), first)
         if note:
             err.print(f"Headrace: {spec.name}: {note}")
         return own
@@ -67,10 +82,11 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
         err.print(f"Headrace {__version__}: loading {', '.join(names) or 'no engine'} …")
         # Before the server runs: who waits for a download can stop it with Ctrl-C.
         ours = [spec for spec in config.engines if spec.load and spec.kind == "llama"]
-        prepared = {spec.name: (spec, prepare(spec)) for spec in ours}
+        for spec in ours:
+            prepared[spec.name] = spec, prepare(spec, partial(measured, more=spec.settings))
     else:
         alias = config.model.alias or alias_of(config.model.path)
-        config, note = _applied(config, again)
+        config, note = _applied(config, again, measured)
         model = dataclasses.replace(config.model, alias=alias)
         config = dataclasses.replace(config, model=model, engines=(), aliases=())
         err.print(f"Headrace {__version__}: loading {alias} …")
@@ -87,14 +103,21 @@ def run(file: Path | None, flags: Mapping[str, Value]) -> int:
         return runner.run(serve(config, ready, prepare=known))
 
 
-def _applied(config: Config, again: Callable[[Mapping[str, Value]], Config]) -> tuple[Config, str]:
+def _applied(config: Config, again: Load, first: First | None) -> tuple[Config, str]:
     """`config`, its model a file that is there, and tuned for it if it was, and what is to be said of that; `again`
-    makes it anew with a profile's settings. Raises StartupError."""
+    makes it anew with a profile's settings. `first` measures what is new here; None: the server runs, and somebody
+    reads. Raises StartupError."""
     if script_rate(config.model.path):
         return config, ""
-    from headrace.tuned import apply_profile
+    from headrace.tuned import apply_profile, is_known
 
-    tuned = apply_profile(config, cache_home(), fetch(config.model.path), again)
+    path = fetch(config.model.path)
+    tuned = None if first is None else first(config, path, again)
+    if tuned is None:
+        tuned = apply_profile(config, cache_home(), path, again)
+        if first is None and config.model.tuned and config.model.measure and not is_known(cache_home(), path):
+            note = f"is new here, and nothing is measured while the server runs: `headrace tune {config.model.path}`"
+            tuned = dataclasses.replace(tuned, note=note)
     return dataclasses.replace(
         tuned.config, model=dataclasses.replace(tuned.config.model, path=str(tuned.path))
     ), tuned.note

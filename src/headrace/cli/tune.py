@@ -81,11 +81,11 @@ def run(config: Config, wish: Wish, given: frozenset[str] = frozenset()) -> int:
         make_file(model, path, target.number, cores, environ)
 
     began = time.monotonic()
-    with _stoppable(), Live() as live:
+    with stoppable(), Live() as live:
         outcome = Tuner(source, folder, measure, make, live.tell).run(plan)
         file = tuned.profile_file(cache_home(), model)
         try:
-            profile = _profile(config, known, outcome, own, itl)
+            profile = make_profile(config, known, outcome, own, itl)
             tuned.replace_profile(file, profile, keep=wish.keep)
         except BaseException:
             if outcome.made:
@@ -107,7 +107,8 @@ def show(config: Config) -> int:
         )
     _print(profile)
     out = console(sys.stdout)
-    out.print(f"{_ending(profile)} Measured on {profile.made}, with the targets of {profile.slo}; {file}")
+    who = "by the first start" if profile.by == tuned.SERVE else "by `headrace tune`"
+    out.print(f"{_ending(profile)} Measured {who} on {profile.made}, with the targets of {profile.slo}; {file}")
     if why := tuned.unusable(profile, model, file):
         out.print(f"It is not used: {why}; {tuned.AGAIN}")
     return 0
@@ -159,7 +160,7 @@ class Live:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """SIGTERM ends it like Ctrl-C, so that no half-made file is left."""
 
     def stop(*_: object) -> None:
@@ -187,13 +188,18 @@ def _spelled(path: Path) -> Path:
     return path
 
 
-def _profile(config: Config, source: tuned.Bytes, outcome: Outcome, own: Candidate, itl: float) -> tuned.Profile:
+def make_profile(
+    config: Config, source: tuned.Bytes, outcome: Outcome, own: Candidate, itl: float, by: str = tuned.TUNE
+) -> tuned.Profile:
+    """What is kept of it. Raises StartupError if the chosen file cannot be read."""
     chosen = outcome.decision.chosen.candidate
     settings: dict[str, bool | int | float | str] = {}
     if chosen.threads != own.threads:
         settings |= {"engine.threads": chosen.threads, "engine.threads_batch": chosen.threads}
     if chosen.flash_attention != own.flash_attention:
         settings["engine.flash_attention"] = chosen.flash_attention
+    if chosen.extra_buffers != own.extra_buffers:
+        settings["engine.extra_buffers"] = chosen.extra_buffers
     if chosen.step_tokens != own.step_tokens:
         settings["engine.step_tokens"] = chosen.step_tokens
     return tuned.Profile(
@@ -211,6 +217,7 @@ def _profile(config: Config, source: tuned.Bytes, outcome: Outcome, own: Candida
         converted=None if chosen.weights == SOURCE else tuned.describe(outcome.path),
         reasons=outcome.decision.reasons,
         rows=tuple(_row(trial, trial.candidate == chosen) for trial in outcome.trials),
+        by=by,
     )
 
 
@@ -227,6 +234,7 @@ def _row(trial: Trial, chosen: bool) -> tuned.Row:
         len(trial.rounds),
         chosen=chosen,
         failure=trial.failure,
+        extra_buffers=one.extra_buffers,
     )
     if not trial.measured:
         return row()
@@ -259,14 +267,14 @@ def _print(profile: tuned.Profile) -> None:
         out.print(f"- {reason}")
 
 
-WIDE = 132
+WIDE = 140
 """Columns of a terminal that show all of the table."""
 
 
 def table(profile: tuned.Profile, *, wide: bool = True) -> Table:
     """A line a candidate, the chosen one marked, the fastest first, those that failed last."""
     lengths = [str(tokens) for tokens, _ in MIXTURE]
-    left = ["", "weights", "threads", "flash", "step", "first token", *(["low–high (rounds)"] if wide else [])]
+    left = ["", "weights", "threads", "flash", "extra", "step", "first token", *(["low–high (rounds)"] if wide else [])]
     right = [*lengths, "1 reads", f"{READERS} read", *(["file", "memory"] if wide else []), "loses"]
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if wide else 0, 0, 0))
     for name in (*left, *right):
@@ -278,6 +286,7 @@ def table(profile: tuned.Profile, *, wide: bool = True) -> Table:
             row.weights,
             str(row.threads),
             "on" if row.flash_attention else "off",
+            "on" if row.extra_buffers else "off",
             str(row.step_tokens),
             "failed" if row.failure else _ms(row.ttft_ms),
             *([spread] if wide else []),

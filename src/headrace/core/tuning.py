@@ -48,10 +48,13 @@ class Candidate(msgspec.Struct, frozen=True):
     threads: int
     flash_attention: bool
     step_tokens: int
+    extra_buffers: bool = True
+    """Weights may be laid out anew for kernels of this CPU (AMX, repacked)."""
 
     def __str__(self) -> str:
         flash = "" if self.flash_attention else ", no flash attention"
-        return f"{self.weights}, {_plural(self.threads, 'thread')}, steps of {self.step_tokens}{flash}"
+        plain = "" if self.extra_buffers else ", no extra buffers"
+        return f"{self.weights}, {_plural(self.threads, 'thread')}, steps of {self.step_tokens}{flash}{plain}"
 
     def changes(self, other: Candidate) -> int:
         """In how many ways the two differ."""
@@ -202,6 +205,8 @@ def variants(base: Candidate, cores: int, longest: int, fixed: frozenset[str] = 
         found += [msgspec.structs.replace(base, threads=count) for count in counts]
     if "flash_attention" not in fixed:
         found.append(msgspec.structs.replace(base, flash_attention=not base.flash_attention))
+    if "extra_buffers" not in fixed:
+        found.append(msgspec.structs.replace(base, extra_buffers=not base.extra_buffers))
     if "step_tokens" not in fixed:
         limited = longest >= base.step_tokens
         steps = [step for step in STEPS if step < longest or (limited and step > base.step_tokens)]

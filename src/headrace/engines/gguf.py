@@ -98,6 +98,8 @@ class Head:
     """Where the data begins, bytes."""
     size: int
     """Of the file, bytes."""
+    pairs: Mapping[str, tuple[int, int]]
+    """Where each key stands with its type and value: first byte, and the first behind it. In the file's order."""
 
     def number(self, key: str, default: int = 0) -> int:
         """A whole number of the metadata; `default` if it is not there or something else."""
@@ -217,11 +219,14 @@ def _head(reader: _Reader, size: int) -> Head:
         raise BadGguf(f"is a GGUF file of version {version}; versions 2 and 3 can be read")
     n_tensors, n_keys = reader.count(MOST_TENSORS, "tensors"), reader.count(MOST_KEYS, "keys")
     metadata: dict[str, Value] = {}
+    pairs: dict[str, tuple[int, int]] = {}
     for _ in range(n_keys):
+        start = reader.position
         key = reader.text(65_535, "key")
         if key in metadata:
             raise BadGguf(f"the key {key[:60]!r} stands in it twice")
         metadata[key] = _value(reader, int(reader.number("I")), key)
+        pairs[key] = start, reader.position
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise BadGguf(f"general.alignment is {alignment!r}, which is no power of 2")
@@ -234,7 +239,7 @@ def _head(reader: _Reader, size: int) -> Head:
             raise BadGguf(
                 f"is cut short: tensor {tensor.name[:60]} ends at byte {end}, and the file has {size}; get it again"
             )
-    return Head(version, metadata, tensors, data, size)
+    return Head(version, metadata, tensors, data, size, pairs)
 
 
 def _value(reader: _Reader, kind: int, key: str) -> Value:

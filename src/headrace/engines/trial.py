@@ -21,10 +21,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,6 +46,9 @@ SLOTS = READERS + 8
 those of what is idle."""
 CELLS = 4096
 TIMEOUT_S = 1800.0
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+Result = TypeVar("Result")
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -176,7 +179,15 @@ class Trial:
 
 def run_trial(job: Job, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Report:
     """Have a child do it. What goes wrong there is in the report."""
-    words = [sys.executable, "-m", "headrace.engines.trial"]
+    answer = in_child("headrace.engines.trial", job, Report, environ, timeout_s)
+    return Report(failure=answer) if isinstance(answer, str) else answer
+
+
+def in_child(
+    module: str, job: msgspec.Struct, kind: type[Answer], environ: Mapping[str, str], timeout_s: float
+) -> Answer | str:
+    """What `python -m MODULE < job` answers; a line that says why there is no answer."""
+    words = [sys.executable, "-m", module]
     try:
         done = subprocess.run(
             words,
@@ -187,13 +198,13 @@ def run_trial(job: Job, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Report(failure=f"took longer than {timeout_s:.0f} s")
+        return f"took longer than {timeout_s:.0f} s"
     if done.returncode == 0:
         try:
-            return msgspec.json.decode(done.stdout, type=Report)
+            return msgspec.json.decode(done.stdout, type=kind)
         except msgspec.DecodeError:
             pass
-    return Report(failure=told(Ending(done.returncode, words_of(done.stderr))))
+    return told(Ending(done.returncode, words_of(done.stderr)))
 
 
 def run_delays(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
@@ -207,27 +218,44 @@ def run_delays(tasks: Path = Path("/proc/self/task")) -> dict[str, float]:
     return found
 
 
-def main() -> int:
-    """The child process."""
-    from headrace.engines.worker import Blueprint, build
+def watched(act: Callable[[], Result]) -> tuple[Result, float, int]:
+    """What `act` gives, the share of the time in which a thread of this process waited for a core meanwhile, and the
+    most bytes that the process held."""
+    began, before = time.perf_counter(), run_delays()
+    result = act()
+    seconds, after = time.perf_counter() - began, run_delays()
+    waited = max((delay - before.get(thread, 0.0) for thread, delay in after.items()), default=0.0)
+    return result, waited / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+
+def answer_job(
+    kind: type[Asked], act: Callable[[Asked], msgspec.Struct], failed: Callable[[str], msgspec.Struct]
+) -> None:
+    """All of a child: read the job, answer it, and be gone."""
     # A terminal's ^C reaches the whole group; the parent ends this process in its own time.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
     try:
-        engine = build(Blueprint(job.factory, job.settings, {}))
-        began, before = time.perf_counter(), run_delays()
-        figures = Trial(engine, job, time.perf_counter).run()
-        seconds, after = time.perf_counter() - began, run_delays()
-        waited = max((delay - before.get(thread, 0.0) for thread, delay in after.items()), default=0.0)
-        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        report = Report(msgspec.structs.replace(figures, memory=kib * 1024, waited=waited / seconds))
+        report = act(job)
     except (StartupError, StepFailed, StepAborted) as error:
-        report = Report(failure=str(error) or type(error).__name__)
+        report = failed(str(error) or type(error).__name__)
     sys.stdout.buffer.write(msgspec.json.encode(report))
     sys.stdout.buffer.flush()
     os._exit(0)  # the library's own end is of no use here, and may fail after all was told
 
 
+def _try(job: Job) -> Report:
+    from headrace.engines.worker import Blueprint, build
+
+    engine = build(Blueprint(job.factory, job.settings, {}))
+    figures, waited, memory = watched(Trial(engine, job, time.perf_counter).run)
+    return Report(msgspec.structs.replace(figures, memory=memory, waited=waited))
+
+
+def main() -> None:
+    """The child process."""
+    answer_job(Job, _try, lambda failure: Report(failure=failure))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
