@@ -32,7 +32,7 @@ from headrace.tuner import ABANDONED_S, Outcome, Source, available_memory
 
 LIMIT_S = 20.0
 """For all of it."""
-WITHIN_S = 25.0
+WITHIN_S = 22.0
 """A file that is small is still made until then."""
 SMALL = 300_000_000
 """Bytes of such a file."""

@@ -204,6 +204,16 @@ def test_where_none_meets_the_target_the_nearest_is_taken_and_that_is_said() -> 
     assert "200 ms" in decision.reasons[0]
 
 
+def test_where_none_meets_the_target_a_hair_s_breadth_does_not_decide() -> None:
+    """A large model, whose readers' steps are all far too long: what is five times slower to the first token is not
+    taken for 1 % of such a step."""
+    trials = [trial(OWN, 10.0, many=0.9), trial(weights("f16"), 50.0, many=0.89), trial(weights("q8_0"), 2.0, many=1.9)]
+    decision = choose(trials, OWN, ITL)
+    assert decision is not None
+    assert decision.chosen.candidate == OWN
+    assert not decision.met
+
+
 def test_one_that_was_given_up_early_is_not_chosen_for_its_one_good_round() -> None:
     decision = choose([trial(OWN, 1.0, 1.0, 1.0), trial(weights("f16"), 0.5)], OWN, ITL)
     assert decision is not None

@@ -139,4 +139,6 @@ def _choice(found: Found, changed: list[str]) -> str:
     own = next(trial for trial in found.outcome.trials if trial.candidate.weights == SOURCE)
     if own.failure:
         return f"{', '.join(changed)}, for as it is, it failed ({own.failure})"
+    if found.gain <= 0.0:
+        return f"{', '.join(changed)}, for steps of readers that come nearer to the target"
     return f"{', '.join(changed)}, first token {found.gain:.0%} sooner"
