@@ -209,6 +209,16 @@ def test_readers_of_long_texts_are_computed_apart() -> None:
     assert not alone.work.split, "there is nobody to be apart from"
 
 
+def test_what_is_computed_apart_comes_in_whole_tiles() -> None:
+    """Of a model whose heads are whole chunks, 72 rows of a prompt look at as much as 128 do."""
+    model = CostModel((2e-3, 3e-4, 1e-3, 2e-6, 1e-5, 0.0), attention=Attention(32, 2, splits=True))
+    base = Work(0, 8, 4000, 2000, reading=4000)
+    limit = model.predict(Work(80, 8, 4000 + positions(1000, 80), 2080, 4000, 0, True))
+    one = Room(model, base, seconds=limit, tokens=512, ways=EVERY)
+    assert one.give(1000, 10_000) == TILE
+    assert one.work.split
+
+
 def test_only_what_the_engine_can_and_may_is_done() -> None:
     for attention in (Attention(9, 2), Attention(9, 2, tiled=False, splits=True, pads=True)):
         one = deep(CostModel(AMX.coefficients, attention=attention), 10.0, EVERY, decodes=8, read=500)

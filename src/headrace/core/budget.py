@@ -206,15 +206,17 @@ class Room:
         """Of the sizes that take at most so many seconds, the one with the most tokens a second."""
         rows = self._base.decode + self._taken
         low, high = bisect_right(BUCKETS, rows), bisect_right(BUCKETS, rows + most)
+        counts = [BUCKETS[i] - rows for i in range(low, high)]
+        if self._splits:  # the prompts are a batch of their own: whole tiles are these
+            counts = sorted({*counts, *range(TILE - self._taken % TILE, most + 1, TILE)})
         best: Size | None = None
-        for i in range(high - 1, low - 1, -1):
-            count = BUCKETS[i] - rows
+        for count in reversed(counts):
             size = Size(count, self._cost(start, count))
             if size.seconds > seconds:
                 continue
             if best is None or ALIKE * size.rate(self._taken) > best.rate(self._taken):
                 best = size
-            if count < TILE and BUCKETS[i] < TILE:
+            if rows + count < TILE:
                 break  # below a tile, however arranged, more rows are more tokens a second
         return best
 
