@@ -315,3 +315,27 @@ def test_timings_are_no_figures_if_too_few(epyc: Machine) -> None:
     few: dict[tuple[str, bool], Timings] = {(SOURCE, True): (Timing(64, 0, 1, outputs=False, seconds=1.0),)}
     found = Machine(epyc.source.path.parent, few, few).measurer().run(plan())
     assert (found.outcome, found.failure) == (None, "too little could be timed")
+
+
+def test_a_trial_that_was_disturbed_is_repeated(epyc: Machine) -> None:
+    measure, bf16 = epyc.measure, msgspec.structs.replace(OWN, weights="bf16")
+
+    def disturbed(candidate: Candidate, path: Path, depth: int, seconds: float, limit: float) -> Report:
+        report = measure(candidate, path, depth, seconds, limit)
+        if candidate != bf16 or epyc.asked.count(bf16) > 1:
+            return report
+        slow = tuple(msgspec.structs.replace(t, seconds=10 * t.seconds) for t in report.timings)
+        return msgspec.structs.replace(report, timings=slow, waited=0.4)
+
+    measurer = epyc.measurer()
+    measurer.measure = disturbed
+    found = measurer.run(plan())
+    assert found.outcome is not None
+    assert found.outcome.decision.chosen.candidate == bf16
+
+
+def test_nothing_is_converted_that_cannot_be_timed_any_more(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, EPYC, EPYC, takes=4.6)
+    machine.measurer().run(plan())
+    tried = {one.weights for one in machine.asked} - {SOURCE}
+    assert {path.stem for path in machine.made if path.parent != machine.folder} == tried
