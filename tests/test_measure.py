@@ -276,6 +276,22 @@ def test_where_nothing_can_be_kept_no_formats_are_tried(epyc: Machine, tmp_path:
     assert {one.weights for one in epyc.asked} == {SOURCE}
 
 
+def test_where_nothing_can_be_written_the_whole_file_is_measured(
+    epyc: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    monkeypatch.setattr("headrace.measure.TARGET", 1600)
+    cutter = Cutter(cut_nowhere, lambda path: 30, lambda path: 1)
+    found = epyc.measurer(cutter, tmp_path / "file" / "tuned").run(plan())
+    assert found.outcome is not None
+    assert found.outcome.decision.chosen.ttft == pytest.approx(2.541, rel=0.01)
+
+
+def cut_nowhere(source: Path, target: Path, layers: int) -> None:
+    target.write_bytes(b"")
+
+
 @pytest.mark.parametrize("stop_at", [1, 2, 5])
 def test_an_interrupt_leaves_nothing(epyc: Machine, stop_at: int) -> None:
     epyc.stop_at = stop_at

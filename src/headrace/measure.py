@@ -12,6 +12,7 @@ Whatever ends it, the sample and what was made of it are gone. What is decided i
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -169,7 +170,11 @@ class Measurer:
                 place = tempfile.mkdtemp(prefix=PREFIX, dir=self.folder)
             except OSError:
                 self.folder = None
-        scratch = Path(place or tempfile.mkdtemp(prefix=f"headrace{PREFIX}"))
+        if place is None:
+            with suppress(OSError):
+                place = tempfile.mkdtemp(prefix=f"headrace{PREFIX}")
+        # Where nothing can be written, nothing is, and the file is measured as a whole.
+        scratch = Path(place or os.devnull)
         try:
             yield scratch
         finally:
