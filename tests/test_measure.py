@@ -276,6 +276,22 @@ def test_where_nothing_can_be_kept_no_formats_are_tried(epyc: Machine, tmp_path:
     assert {one.weights for one in epyc.asked} == {SOURCE}
 
 
+def test_where_nothing_can_be_written_the_whole_file_is_measured(
+    epyc: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    monkeypatch.setattr("headrace.measure.TARGET", 1600)
+    cutter = Cutter(cut_nowhere, lambda path: 30, lambda path: 1)
+    found = epyc.measurer(cutter, tmp_path / "file" / "tuned").run(plan())
+    assert found.outcome is not None
+    assert found.outcome.decision.chosen.ttft == pytest.approx(2.541, rel=0.01)
+
+
+def cut_nowhere(source: Path, target: Path, layers: int) -> None:
+    target.write_bytes(b"")
+
+
 @pytest.mark.parametrize("stop_at", [1, 2, 5])
 def test_an_interrupt_leaves_nothing(epyc: Machine, stop_at: int) -> None:
     epyc.stop_at = stop_at
@@ -315,3 +331,27 @@ def test_timings_are_no_figures_if_too_few(epyc: Machine) -> None:
     few: dict[tuple[str, bool], Timings] = {(SOURCE, True): (Timing(64, 0, 1, outputs=False, seconds=1.0),)}
     found = Machine(epyc.source.path.parent, few, few).measurer().run(plan())
     assert (found.outcome, found.failure) == (None, "too little could be timed")
+
+
+def test_a_trial_that_was_disturbed_is_repeated(epyc: Machine) -> None:
+    measure, bf16 = epyc.measure, msgspec.structs.replace(OWN, weights="bf16")
+
+    def disturbed(candidate: Candidate, path: Path, depth: int, seconds: float, limit: float) -> Report:
+        report = measure(candidate, path, depth, seconds, limit)
+        if candidate != bf16 or epyc.asked.count(bf16) > 1:
+            return report
+        slow = tuple(msgspec.structs.replace(t, seconds=10 * t.seconds) for t in report.timings)
+        return msgspec.structs.replace(report, timings=slow, waited=0.4)
+
+    measurer = epyc.measurer()
+    measurer.measure = disturbed
+    found = measurer.run(plan())
+    assert found.outcome is not None
+    assert found.outcome.decision.chosen.candidate == bf16
+
+
+def test_nothing_is_converted_that_cannot_be_timed_any_more(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, EPYC, EPYC, takes=4.6)
+    machine.measurer().run(plan())
+    tried = {one.weights for one in machine.asked} - {SOURCE}
+    assert {path.stem for path in machine.made if path.parent != machine.folder} == tried

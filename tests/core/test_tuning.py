@@ -220,6 +220,19 @@ def test_one_that_was_given_up_early_is_not_chosen_for_its_one_good_round() -> N
     assert decision.chosen.candidate == OWN
 
 
+def test_of_those_as_near_to_the_target_the_users_own_stays_unless_one_is_faster() -> None:
+    own = trial(OWN, 1.0, many=0.300)
+    same = trial(weights("f16"), 0.98, many=0.296)
+    fast = trial(weights("q8_0"), 0.5, many=0.310)
+    slow = trial(weights("bf16"), 0.1, many=0.500)
+    decision = choose([own, same], OWN, ITL)
+    assert decision is not None
+    assert (decision.chosen, decision.met) == (own, False)
+    decision = choose([own, same, fast, slow], OWN, ITL)
+    assert decision is not None
+    assert decision.chosen is fast
+
+
 def test_without_figures_there_is_no_choice() -> None:
     assert choose([Trial(OWN, 1, failure="died")], OWN, ITL) is None
     assert choose([trial(weights("q4_0"), 1.0, loss=Loss.AGAIN)], OWN, ITL) is None

@@ -90,7 +90,7 @@ def run(
         measurer = Measurer(source, tuned.weights_folder(file), measure, make, progress.tell, CUTTER)
         found = measurer.run(Plan(own, tuned.cores(), itl, fixed, allow_loss))
         if found.outcome is None:
-            return tuned.Applied(config, model, f"{shown(model.name)} could not be measured ({found.failure})")
+            return None  # nor is it served like that: the load says why, or what it does without
         kept = ""
         try:
             profile = make_profile(config, known, found.outcome, own, itl, tuned.SERVE)

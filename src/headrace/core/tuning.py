@@ -248,25 +248,33 @@ def choose(trials: Iterable[Trial], own: Candidate, itl: float, *, allow_loss: b
     if not allowed:
         return None
     within = [trial for trial in allowed if trial.excess(itl) <= 0.0]
-    met = bool(within)
-    if not met:
-        # As on a large model, whose readers' steps are all longer: among those that come as near, as far as can be
-        # told, the first token decides.
-        nearest = min(trial.excess(itl) for trial in allowed) + itl
-        within = [t for t in allowed if t.excess(itl) + itl <= (1.0 + margin(len(t.rounds))) * nearest]
+    if not within:
+        near = _nearest(allowed, itl)
+        best = _first(near, own)[0]
+        why = (
+            f"none keeps a step of one reader and of {READERS} within {_ms(itl)}: "
+            f"{best.candidate} comes nearest, with {_ms(best.one)} and {_ms(best.many)}"
+        )
+        return Decision(best, (why,), met=False, tied=tuple(near))
+    chosen, fastest, tied = _first(within, own)
+    return Decision(chosen, tuple(_reasons(chosen, fastest, measured, own, itl)), tied=tied)
+
+
+def _nearest(trials: Sequence[Trial], itl: float) -> list[Trial]:
+    """Those whose slower decode step is no longer than the shortest of them, as far as can be told."""
+    best = min(trials, key=lambda trial: trial.excess(itl))
+    least = itl + best.excess(itl)
+    return [trial for trial in trials if itl + trial.excess(itl) <= least * (1.0 + margin(len(trial.rounds)))]
+
+
+def _first(within: Sequence[Trial], own: Candidate) -> tuple[Trial, Trial, tuple[Trial, ...]]:
+    """The chosen one, the fastest, and those that tie with that."""
     most = max(len(trial.rounds) for trial in within)
     # Only those that went through all rounds: the others were clearly slower, or failed later.
     final = [trial for trial in within if len(trial.rounds) == most]
     fastest = min(final, key=lambda trial: trial.ttft)
     tied = tuple(trial for trial in final if trial is fastest or not faster(fastest, trial))
-    chosen = min(tied, key=lambda trial: _preference(trial, own))
-    reasons = list(_reasons(chosen, fastest, measured, own, itl))
-    if not met:
-        reasons[:1] = [
-            f"none keeps a step of one reader and of {READERS} within {_ms(itl)}: "
-            f"{chosen.candidate} comes nearest, with {_ms(chosen.one)} and {_ms(chosen.many)}"
-        ]
-    return Decision(chosen, tuple(reasons), met=met, tied=tied)
+    return min(tied, key=lambda trial: _preference(trial, own)), fastest, tied
 
 
 def _allowed(trial: Trial, allow_loss: bool) -> bool:
