@@ -132,6 +132,13 @@ def _beside_readers(rng: random.Random) -> Iterable[Planned]:
     yield _ask(rng, at=0.6, new=700, tokens=4, tag="long")
 
 
+def _among_long_texts(rng: random.Random) -> Iterable[Planned]:
+    for i in range(6):
+        yield _ask(rng, at=0.02 * i, new=350, tokens=150, tag="reader")
+    for i in range(3):
+        yield _ask(rng, at=5.0 + 0.01 * i, new=60, tokens=4, tag="newcomer")
+
+
 def _behind(rng: random.Random) -> Iterable[Planned]:
     yield _ask(rng, at=0.0, new=900, tokens=4, tag="long")
     for i in range(5):
@@ -254,6 +261,12 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "three people are reading when a prompt of 1,500 tokens arrives",
         _deep,
         Primary("ttft", "p50", "long"),
+    ),
+    Exhibit(
+        "optimizations.split_steps",
+        "six people read answers to texts of 350 tokens when three more come with 60 tokens each",
+        _among_long_texts,
+        Primary("ttft", "p50", "newcomer"),
     ),
     Exhibit(
         "optimizations.padded_steps",
