@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_measured_in_time_is_known_as_such(tmp_path: Path)
     found = machine.measurer().run(plan())
     assert found.outcome is not None
     assert found.outcome.decision.chosen.candidate == OWN
-    assert "could not be measured within 20 s" in found.outcome.decision.reasons[0]
+    assert "could not be measured within 17 s" in found.outcome.decision.reasons[0]
     assert len(machine.asked) == 1
 
 

@@ -31,8 +31,8 @@ from headrace.core.tuning import BUSY, Candidate, Decision, Trial, choose, waite
 from headrace.engines.timing import DEPTH, Report
 from headrace.tuner import ABANDONED_S, Outcome, Source, available_memory
 
-LIMIT_S = 20.0
-"""For all of it."""
+LIMIT_S = 17.0
+"""For all of it. A model of 1B is loaded and calibrated as well before it is ready: with 20 s that was after 30."""
 WITHIN_S = 22.0
 """A file that is small is still made until then."""
 SMALL = 300_000_000

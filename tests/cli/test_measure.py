@@ -85,7 +85,7 @@ def test_it_is_measured_once_kept_and_told(fake: Fake, capsys: pytest.CaptureFix
     assert applied.note.startswith("measured this machine in 0 s: bf16 weights, first token 53% sooner; --no-measure")
     err = capsys.readouterr().err
     assert err.count("\n") == 1, "one line at the beginning, where nobody watches"
-    assert "measuring Tiny.Q4_1.gguf on this machine, once, for up to 20 s" in err
+    assert "measuring Tiny.Q4_1.gguf on this machine, once, for up to 17 s" in err
     profile = fake.profile
     assert profile is not None
     assert (profile.by, profile.weights, profile.settings) == (tuned.SERVE, "bf16", {})

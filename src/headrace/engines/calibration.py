@@ -27,14 +27,21 @@ DEEP, CALIBRATION_DEEP = 1024, (64, 20, 1, 64, 20, 1)
 first long prompt beside readers took a quarter longer than they should."""
 
 
+LONG_S = 1.5
+"""Seconds after which a calibration leaves out what it can: steps of a large model take half a second."""
+
+
 def calibrate(engine: StepEngine, cost: CostModel, clock: Clock) -> None:
     """Learn what a few typical steps take, before anybody waits for one; leaves the engine empty."""
-    start = 0
+    start, began = 0, clock()
     for count in CALIBRATION:
-        start += _probe(engine, cost, clock, start, count)
+        if clock() - began < LONG_S:
+            start += _probe(engine, cost, clock, start, count)
     if start + DEEP + TILE < min(engine.info.n_ctx, engine.n_cells):
         deep = engine.deepen(0, DEEP)
-        for count in CALIBRATION_DEEP if deep > start else ():
+        for i, count in enumerate(CALIBRATION_DEEP if deep > start else ()):
+            if i >= len(CALIBRATION_DEEP) // 2 and clock() - began >= LONG_S:
+                break  # a large model: once is enough
             _probe(engine, cost, clock, deep, count)
             engine.trim(0, deep)
     engine.trim(0, 0)
