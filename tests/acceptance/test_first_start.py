@@ -1,4 +1,4 @@
-"""The first start of a file on a machine: it is measured, once. Issue E, part 4."""
+"""The first start of a file on a machine: it is measured, once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def started(model: Path, folder: Path) -> tuple[str, str]:
 def test_a_file_is_measured_at_its_first_start_and_not_again(demo_model: Path, tmp_path: Path) -> None:
     said, err = started(demo_model, tmp_path)
     assert "Ready" in said
-    assert "on this machine, once, for up to 20 s" in err
+    assert "on this machine, once, for up to 17 s" in err
     cache = tmp_path / "headrace"
     file = tuned.profile_file(cache, demo_model)
     if "this machine is busy with something else" in err:
