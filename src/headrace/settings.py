@@ -220,8 +220,8 @@ class Optimizations:
         "Compute readers and prompts of a step one after the other where that is faster: in one tile of attention "
         "every row looks at what each reader has read.")
     padded_steps: bool = _row(True, "", help=
-        "Fill a step of fewer rows up to 64 with rows that nobody reads, where attention in tiles saves more than they "
-        "cost.")
+        "Fill a step up with rows that nobody reads, to the 64 of a tile of attention or to the 16 that some kernels "
+        "take at a time, where that saves more than they cost.")
     earliest_deadline: bool = _row(True, "", help=
         "Compute prompts in the order in which they are due, short ones sooner; off: first come, first served.")
     ttft_fuse: bool = _row(True, "", help="Longer steps and a wider batch for who has waited `slo.ttft_fuse_ms`.")

@@ -20,7 +20,7 @@ from headrace.core.sequence import Sequence as Choice
 from headrace.kv.pool import Pool
 from headrace.kv.radix import Radix
 
-TRUE = (2.0e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 0.0)
+TRUE = (2.0e-3, 2.85e-3, 0.0, 3.9e-3, 1.4e-6, 2.6e-6, 0.0)
 """Seconds, as `costmodel.TERMS`: a small model on two cores."""
 
 _GREEDY = Sampling(temperature=0.0)

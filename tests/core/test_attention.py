@@ -75,14 +75,14 @@ def test_one_cost_a_tile_explains_what_was_measured() -> None:
 
 
 def test_without_tiles_every_row_costs_alike() -> None:
-    terms = (1e-3, 1e-3, 1e-3, 1e-6, 3e-6, 0.0)
+    terms = (1e-3, 1e-3, 0.0, 1e-3, 1e-6, 3e-6, 0.0)
     model = CostModel(terms, attention=Attention(9, 2, tiled=False))
     assert model.predict(Work(128, 0, 1000, 0)) == pytest.approx(1e-3 + 128e-3 + 3e-3)
     assert model.prefill(1000, 10) == pytest.approx(10e-3 + 3e-6 * positions(1000, 10))
 
 
 def test_a_reader_in_a_tile_is_looked_at_by_the_whole_tile() -> None:
-    model = CostModel((0.0, 0.0, 0.0, 1e-6, 0.0, 0.0), attention=Attention(32, 2))
+    model = CostModel((0.0, 0.0, 0.0, 0.0, 1e-6, 0.0, 0.0), attention=Attention(32, 2))
     alone = model.predict(Work(64, 0, 64_000, 0))
     beside = model.predict(Work(63, 1, 63_000 + 500, 0, reading=500))
     assert beside - alone == pytest.approx(1e-6 * (64 * 500 - 1000), rel=1e-3)

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from headrace.core.attention import TILE, Attention
-from headrace.core.costmodel import PRIOR, TERMS, CostModel, Work, positions
+from headrace.core.costmodel import GROUP, PRIOR, TERMS, CostModel, Work, positions
 
-TRUE = (2e-3, 2.85e-3, 3.9e-3, 1.4e-6, 2.6e-6, 5e-9)
+TRUE = (2e-3, 2.85e-3, 0.0, 3.9e-3, 1.4e-6, 2.6e-6, 5e-9)
 
 
 def some_work(rng: random.Random) -> Work:
@@ -107,7 +107,7 @@ def test_saved_coefficients_are_trusted() -> None:
 
 def test_prefill_is_judged_at_the_efficient_size() -> None:
     model = CostModel(TRUE)
-    assert model.prefill(0, 100) == pytest.approx(100 * TRUE[1] + 4950 * TRUE[3])
+    assert model.prefill(0, 100) == pytest.approx(100 * TRUE[1] + 4950 * TRUE[4])
     assert model.prefill(1000, 100) > model.prefill(0, 100)
     assert model.prefill(1000, 0) == 0
 
@@ -121,19 +121,19 @@ def test_it_knows_nothing_of_its_error_before_the_first_step() -> None:
 
 def test_no_step_is_ever_predicted_to_cost_nothing() -> None:
     """These made the fixed cost and that of a decode 0."""
-    cost = CostModel((5e-3, 2e-4, 1e-3, 0.0, 0.0, 0.0))
+    cost = CostModel((5e-3, 2e-4, 0.0, 1e-3, 0.0, 0.0, 0.0))
     steps = [(9, 0, 0.005), (9, 0, 0.01), (15, 1, 0.04), (9, 0, 0.02), (9, 0, 0.005), (9, 0, 0.02), (9, 1, 0.0075)]
     rng = random.Random(1)
     for _ in range(300):
         prefill, decode, seconds = rng.choice([*steps, (6, 1, 0.025), (7, 1, 0.005)])
         cost.observe(Work(prefill, decode, 100, 30), seconds)
         assert cost.predict(Work(0, 1, 10, 10)) > 0.0
-    assert CostModel((0.0,) * 6).predict(Work(0, 1, 10, 10)) > 0.0
+    assert CostModel((0.0,) * 7).predict(Work(0, 1, 10, 10)) > 0.0
 
 
 def test_padding_is_computed_and_looks_at_nothing() -> None:
     attention = Attention(heads=9, threads=2, pads=True)
-    model = CostModel((0.0, 1e-3, 0.0, 1e-6, 1e-5, 0.0), attention=attention)
+    model = CostModel((0.0, 1e-3, 0.0, 0.0, 1e-6, 1e-5, 0.0), attention=attention)
     padded = Work(20, 0, positions(1000, 20), 0, pad=44)
     back = attention.share(TILE, 20) * positions(1000, 20)
     assert model.predict(padded) == pytest.approx(1e-6 + 64e-3 + 1e-6 * back)
@@ -143,7 +143,7 @@ def test_padding_is_computed_and_looks_at_nothing() -> None:
 def test_what_a_padded_step_took_teaches_the_cost_of_tiles() -> None:
     attention = Attention(heads=9, threads=2, pads=True)
     truth = CostModel(TRUE, attention=attention)
-    model = CostModel((*TRUE[:3], TRUE[3] / 3, *TRUE[4:]), attention=attention)
+    model = CostModel((*TRUE[:4], TRUE[4] / 3, *TRUE[5:]), attention=attention)
     work = Work(20, 3, positions(1200, 20) + 300, 2000, 300, 41)
     for _ in range(60):
         model.observe(work, truth.predict(work))
@@ -164,3 +164,27 @@ def test_being_late_is_known_at_once_and_forgotten() -> None:
     assert model.late < 1.02
     model.observe(work, 0.2 * truth.predict(work))
     assert model.late == 1.0, "to be early is no reason to be long"
+
+
+def test_rows_of_no_whole_group_are_counted_for_each_batch() -> None:
+    assert [Work(n).loose for n in (1, 15, GROUP, GROUP + 1, 4 * GROUP)] == [1, 15, 0, 1, 0]
+    assert Work(13, 3).loose == 0
+    assert Work(13, 3, split=True).loose == 16
+    assert Work(13, pad=3).loose == 0
+    model = CostModel((0.0, 1e-3, 5e-3, 0.0, 0.0, 0.0, 0.0))
+    assert model.per_loose == 5e-3
+    assert model.predict(Work(15)) == pytest.approx(15e-3 + 75e-3, rel=1e-3)
+    assert model.predict(Work(16)) == pytest.approx(16e-3, rel=1e-3)
+
+
+def test_what_a_whole_group_saves_is_learned_from_a_start_s_steps() -> None:
+    """Figures of a 1B model with K-quants (Q4_K_M) on two cores of an EPYC, ms by rows."""
+    measured = {1: 16.6, 12: 138, 16: 138.6, 24: 221, 32: 251, 64: 449, 96: 707}
+    model = CostModel()
+    for rows in (16, 1, 12, 1, 64, 1, 32, 1, 24, 1, 96, 1):  # as `engines.calibration` does
+        work = Work(rows, 0, positions(0, rows), rows) if rows > 1 else Work(0, 1, 0, 1)
+        model.observe(work, measured[rows] / 1e3)
+    for rows, ms in measured.items():
+        work = Work(rows, 0, positions(0, rows), rows) if rows > 1 else Work(0, 1, 0, 1)
+        assert model.predict(work) * 1e3 == pytest.approx(ms, rel=0.15)
+    assert model.predict(Work(16)) < model.predict(Work(15)) < 1.6 * model.predict(Work(16))

@@ -12,9 +12,9 @@ from headrace.core.sequence import Sequence as Choice
 from headrace.core.sequence import sequences
 from headrace.core.speculation import Outcome, Proposer, Speculation
 
-FREE = CostModel((10e-3, 0.0, 1e-3, 0.0, 0.0, 0.0))
+FREE = CostModel((10e-3, 0.0, 0.0, 1e-3, 0.0, 0.0, 0.0))
 """A guess costs nothing: as many are made as may be."""
-DEAR = CostModel((10e-3, 10e-3, 1e-3, 0.0, 0.0, 0.0))
+DEAR = CostModel((10e-3, 10e-3, 0.0, 1e-3, 0.0, 0.0, 0.0))
 """A guess costs as much as a step."""
 
 
@@ -107,7 +107,7 @@ def test_no_guess_goes_past_the_end_of_the_answer(drawn: int, guesses: int) -> N
 
 
 def test_a_step_with_guesses_keeps_to_the_target_for_gaps() -> None:
-    cost = CostModel((10e-3, 1e-3, 1e-3, 0.0, 0.0, 0.0))
+    cost = CostModel((10e-3, 1e-3, 0.0, 1e-3, 0.0, 0.0, 0.0))
     for itl in (12e-3, 14e-3, 20e-3, 40e-3):
         step = shares(decoding(1), decoding(2))
         after = drafter(itl=itl).add(step, work(step), cost, 1000)
@@ -117,7 +117,7 @@ def test_a_step_with_guesses_keeps_to_the_target_for_gaps() -> None:
 
 def test_a_step_that_is_too_long_already_guesses_nothing() -> None:
     step = shares(decoding(1))
-    slow = CostModel((50e-3, 1e-6, 1e-3, 0.0, 0.0, 0.0))
+    slow = CostModel((50e-3, 1e-6, 0.0, 1e-3, 0.0, 0.0, 0.0))
     assert drafter(itl=20e-3).add(step, work(step), slow, 1000) == work(step)
     assert not step[0].guesses
 

@@ -247,7 +247,7 @@ class WildChaos(Chaos):
             wait=self._wait,
             step_s=0.01,
             prefill_s=0.005,
-            cost=CostModel((5e-3, 2e-4, 1e-3, 0.0, 0.0, 0.0)),
+            cost=CostModel((5e-3, 2e-4, 0.0, 1e-3, 0.0, 0.0, 0.0)),
             drafter=Drafter(self.speculation, most=16, itl=limits.pace.itl),
         )
         self.tiers = Tiers(self.rig, rng)

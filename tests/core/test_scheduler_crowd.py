@@ -7,12 +7,14 @@ import random
 import pytest
 
 from core.simulator import Simulator
+from headrace.core.attention import Attention
 from headrace.core.budget import Pace
+from headrace.core.costmodel import GROUP, CostModel, Work
 from headrace.core.limits import Limits
 
-AMX = (2.5e-3, 5e-4, 1e-3, 7e-7, 1e-5, 0.0)
+AMX = (2.5e-3, 5e-4, 0.0, 1e-3, 7e-7, 1e-5, 0.0)
 """SmolLM2-135M on two cores with AMX: 1,900 prompt tokens a second, attention row by row 14 times as dear as tiles."""
-PLAIN = (2.5e-3, 1.05e-3, 2e-3, 7e-7, 2.2e-6, 5e-9)
+PLAIN = (2.5e-3, 1.05e-3, 0.0, 2e-3, 7e-7, 2.2e-6, 5e-9)
 """The same in BF16 on two cores of an EPYC."""
 USERS, PROMPT, ANSWER, TURNS = 16, 45, 64, 3
 
@@ -66,3 +68,19 @@ def test_the_first_tokens_of_sixteen_come_with_what_their_prompts_take() -> None
     """16 · 45 tokens are 360 ms of this machine."""
     waits, _, _ = sixteen(AMX, wider=True)
     assert at(waits, 0.95) < 1.25 * (AMX[1] * USERS * PROMPT + 2 * AMX[0])
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_fifteen_readers_are_filled_up_to_sixteen_rows_where_that_is_cheaper(pads: bool) -> None:
+    """Kernels that take 16 rows at a time: a 1B model with K-quants on two cores."""
+    grouped = (5e-3, 7.2e-3, 5e-3, 6e-3, 1e-6, 3e-6, 0.0)
+    attention = Attention(32, 2, splits=True, pads=True)
+    limits = Limits(max_batch=16, max_running=16, pads=pads, pace=Pace(0.1, 0.13, 0.58, 0.25, 0.1))
+    sim = Simulator(limits, true=grouped, attention=attention)
+    asked = [sim.ask(0.0, 10, 40) for _ in range(GROUP - 1)]
+    sim.run()
+    together = [step for step in sim.steps if len(step.reading) == GROUP - 1 and not step.prompts]
+    assert len(together) > 20
+    plain = CostModel(grouped, attention=attention).predict(Work(0, GROUP - 1, 500, 0, 500))
+    assert all((step.seconds < 0.8 * plain) is pads for step in together)
+    assert all(len(sim.heard[rid]) == 40 for rid in asked)

@@ -9,7 +9,7 @@ from headrace.core.attention import Attention
 from headrace.core.costmodel import TERMS, CostModel, Work
 from headrace.engines.calibration import Saved, calibration_file, load_calibration, save_calibration
 
-SLOW = (2e-3, 9e-3, 4e-3, 1e-6, 2e-6, 1e-9)
+SLOW = (2e-3, 9e-3, 0.0, 4e-3, 1e-6, 2e-6, 1e-9)
 
 
 def test_what_was_learned_is_there_at_the_next_start(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
         msgspec.json.encode(Saved(TERMS, (*SLOW, 0.0))),
         msgspec.json.encode(Saved(TERMS, (-1e-3, *SLOW[1:]))),
         msgspec.json.encode(Saved(TERMS, (1e9, *SLOW[1:]))),
-        msgspec.json.encode(Saved(TERMS, (1e-3, 0.0, 0.0, *SLOW[3:]))),
+        msgspec.json.encode(Saved(TERMS, (1e-3, 0.0, 0.0, 0.0, *SLOW[4:]))),
         b'{"terms": ["fixed","prefill","decode","tiled","rowwise","width"], "coefficients": [null,1,1,1,1,1]}',
         b'{"terms": ["fixed","prefill","decode","tiled","rowwise","width"], "coefficients": [1e999,1,1,1,1,1]}',
     ],

@@ -8,21 +8,23 @@
       could be finished
 
 Rules: a step always brings some prompt forward. Of the sizes that fit, the one with the most tokens per second is
-taken, not the largest: attention in tiles makes 64 rows cheaper than 60, and 128 cheaper than 72. Beside readers a size
-may be longer than the target if it at least doubles the tokens per second, up to 15 % beyond `itl_hard`. Readers and
-prompts of a step are computed one after the other, and prompts are filled up to a tile with rows that nobody reads,
-where that is cheaper. Sizes come from buckets of rows, decodes included, coarser as they grow, so that large shapes
-come again. Without a cost model a step is a fixed number of tokens.
+taken, not the largest: attention in tiles makes 64 rows cheaper than 60, and 128 cheaper than 72, and kernels that take
+16 rows at a time make 16 cheaper than 15. Beside readers a size may be longer than the target if it at least doubles
+the tokens per second, up to 15 % beyond `itl_hard`. Readers and prompts of a step are computed one after the other, and
+steps are filled up to a tile, or to a whole group of rows, with rows that nobody reads, where that is cheaper. Where
+nobody reads, a prompt that a step can end within `stall` is not cut if two steps would end later than one. Sizes come
+from buckets of rows, decodes included, coarser as they grow, so that large shapes come again. Without a cost model a
+step is a fixed number of tokens.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.core.attention import TILE, Attention
-from headrace.core.costmodel import CostModel, Work, positions
+from headrace.core.costmodel import GROUP, CostModel, Work, positions
 
 LEAST = 8
 """Prompt tokens that a step computes at least, however deep in the prompt they are."""
@@ -33,6 +35,10 @@ DOUBLE = 2.0
 BEYOND = 1.04
 """Of `itl_hard`: no step beside readers is predicted to take longer for a prompt's sake. Predictions are off by some
 percent, and readers are promised 15 %."""
+
+FARTHER, MORE = 1.25, 1.4
+"""Where even the least step is longer than a step may be, one of FARTHER times its length is better that brings MORE
+times its tokens a second: on two slow cores a 1B model computes 15 tokens in a fifth more time than 8."""
 
 PAYS = 0.9
 """A step is split or padded if it is predicted to take at most this part of the time: predictions are off by some
@@ -107,12 +113,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How a step may be made more efficient. `longest`: seconds that it may take if it is twice as efficient.
+    """How a step may be made more efficient. `longest`: seconds that it may take if it is twice as efficient; 0: none.
 
-    `splits`: its readers and its prompts may be computed one after the other. `pads`: it may be filled up to a tile.
+    `uncut`: seconds that it may take if it ends a prompt sooner than two steps would. `splits`: its readers and its
+    prompts may be computed one after the other. `pads`: it may be filled up to a tile or to a whole group of rows.
     """
 
     longest: float = 0.0
+    uncut: float = 0.0
     splits: bool = False
     pads: bool = False
 
@@ -140,11 +148,14 @@ class Room:
         self._base = base
         late = 1.0 if model is None else model.late
         self._seconds = seconds / late
+        self._efficient = ways.longest > 0.0
         self._longest = max(seconds, ways.longest) / late
+        self._uncut = ways.uncut / late if self._efficient else 0.0
         self._left = tokens
         attention = Attention(tiled=False) if model is None else model.attention
+        self._tiled = attention.tiled
         self._splits = ways.splits and attention.tiled and attention.splits and base.decode > 0
-        self._pads = ways.pads and attention.tiled and attention.pads
+        self._pads = ways.pads and attention.pads
         self._taken = 0
         self._positions = 0
 
@@ -195,12 +206,23 @@ class Room:
         if best is None:
             least = min(LEAST, most)
             best = Size(least, self._cost(start, least))
-        if self._longest > self._seconds:
-            # Where even the least step is longer than all that, what takes hardly longer and brings far more is better.
-            better = self._best(start, most, max(self._longest, BEYOND * best.seconds))
-            if better is not None and better.rate(0) >= DOUBLE * best.rate(0):
+        if self._efficient and max(self._longest, best.seconds) > self._seconds:
+            within = best.seconds <= self._longest
+            better = self._best(start, most, self._longest if within else FARTHER * best.seconds)
+            if better is not None and better.rate(0) >= (DOUBLE if within else MORE) * best.rate(0):
                 best = better
+        if most == pending and self._ends_sooner(start, most, best):
+            return most
         return best.count
+
+    def _ends_sooner(self, start: int, pending: int, cut: Size) -> bool:
+        """Is a prompt's end in this step sooner than in the next one, after a step of size `cut`, and soon enough?"""
+        if not self._uncut:
+            return False
+        seconds = self._cost(start, pending)
+        rest = Room(self._model, self._base, seconds=0.0, tokens=pending, ways=Ways(pads=self._pads))
+        twice = cut.seconds + rest._cost(start + cut.count, pending - cut.count)
+        return seconds <= self._uncut and seconds <= ALIKE * twice
 
     def _best(self, start: int, most: int, seconds: float) -> Size | None:
         """Of the sizes that take at most so many seconds, the one with the most tokens a second."""
@@ -210,14 +232,17 @@ class Room:
         if self._splits:  # the prompts are a batch of their own: whole tiles are these
             counts = sorted({*counts, *range(TILE - self._taken % TILE, most + 1, TILE)})
         best: Size | None = None
+        grouped = False
         for count in reversed(counts):
+            # Below a tile, however arranged, more rows are more tokens a second, but for those of no whole group.
+            if grouped and (rows + count) % GROUP:
+                continue
             size = Size(count, self._cost(start, count))
             if size.seconds > seconds:
                 continue
             if best is None or ALIKE * size.rate(self._taken) > best.rate(self._taken):
                 best = size
-            if rows + count < TILE:
-                break  # below a tile, however arranged, more rows are more tokens a second
+            grouped = rows + count < TILE
         return best
 
     def _cost(self, start: int, count: int) -> float:
@@ -233,22 +258,42 @@ class Room:
         if model is None:
             return plain, 0.0
         best, least = plain, model.predict(plain)
-        limit, lacking = PAYS * least, TILE - taken
-        if self._splits and lacking <= 0:
-            best, least = _faster(
-                model, best, least, limit, Work(taken, base.decode, back, width, base.reading, 0, True)
-            )
-        if self._pads and 0 < lacking < TILE:
-            if base.decode < lacking and base.decode + taken > 1:
-                work = Work(taken, base.decode, back, width, base.reading, lacking - base.decode)
-                best, least = _faster(model, best, least, limit, work)
-            if self._splits:
-                work = Work(taken, base.decode, back, width, base.reading, lacking, True)
-                best, least = _faster(model, best, least, limit, work)
+        limit = PAYS * least
+        for pad, split in self._arrangements(model, taken):
+            work = Work(taken, base.decode, back, width, base.reading, pad, split)
+            seconds = model.predict(work)
+            if seconds <= limit and seconds < least:
+                best, least = work, seconds
         return best, least
 
+    def _arrangements(self, model: CostModel, taken: int) -> Iterator[tuple[int, bool]]:
+        """What else a step of `taken` prompt tokens could be: (rows that fill it up, whether its readers are apart)."""
+        decode, lacking = self._base.decode, TILE - taken
+        if self._splits and lacking <= 0:
+            yield 0, True
+        if not self._pads or not taken:
+            return
+        if self._tiled and lacking > 0:
+            if decode < lacking and decode + taken > 1:
+                yield lacking - decode, False
+            if self._splits:
+                yield lacking, True
+        if pad := fill(model, decode + taken):
+            yield pad, False
+        if self._splits and lacking <= 0 and (pad := fill(model, taken)):
+            yield pad, True
 
-def _faster(model: CostModel, best: Work, least: float, limit: float, other: Work) -> tuple[Work, float]:
-    """The faster one of two, with its seconds; `other` only within `limit`."""
-    seconds = model.predict(other)
-    return (other, seconds) if seconds <= limit and seconds < least else (best, least)
+
+def fill(model: CostModel, rows: int) -> int:
+    """Rows that fill `rows` up to whole groups, if the engine can do that and it may pay; else 0."""
+    over = rows % GROUP if model.attention.pads else 0
+    return GROUP - over if over * model.per_loose > (GROUP - over) * model.per_token else 0
+
+
+def filled(model: CostModel, base: Work) -> Work:
+    """A step of readers alone, filled up to a whole group of rows if that pays."""
+    pad = fill(model, base.decode)
+    if not pad:
+        return base
+    work = Work(0, base.decode, base.positions, base.width, base.reading, pad)
+    return work if model.predict(work) <= PAYS * model.predict(base) else base

@@ -1,11 +1,13 @@
 """What will a step cost? A linear model, fitted to the steps themselves.
 
-    step ≈ a + b·P + c·D + e·(positions that its rows look back on) + d·(P + D)·width
+    step ≈ a + b·P + l·L + c·D + e·(positions that its rows look back on) + d·(P + D)·width
 
-P prefill tokens and rows that nobody reads, D decode rows, width the highest cell in use. The position term has two
-coefficients, because llama.cpp's attention on a CPU works in tiles of 64 rows when a batch has that many and row by row
-below, at three times the price and more: a small chunk deep in a long prompt is dear. What tiles look at is in
-`core.attention`.
+P prefill tokens and rows that nobody reads, D decode rows, L rows left over from groups of 16, width the highest cell
+in use. llama.cpp computes repacked weights (Q4_0 and the K-quants) 16 rows at a time, what is left over by fours and
+ones: on the EPYC of docs/benchmarks.md a row of a group costs 7.2 ms at a 1B model's shape, any other 12.5, and 15 rows
+take 187 ms where 16 take 139. The position term has two coefficients, because llama.cpp's attention on a CPU works in
+tiles of 64 rows when a batch has that many and row by row below, at three times the price and more: a small chunk deep
+in a long prompt is dear. What tiles look at is in `core.attention`.
 
 Rules: recursive least squares that forgets by letting the coefficients drift (a Kalman filter over a random walk: plain
 exponential forgetting blew up when thousands of equal decodes taught nothing about prompts); coefficients are never
@@ -40,12 +42,15 @@ LATEST = 0.3
 NOISE = 0.1
 """How far a step may be off for reasons that are not the model's, as a share of its length."""
 
-TERMS = ("fixed", "prefill", "decode", "tiles", "rowwise", "width")
+GROUP = 16
+"""Rows that the kernels of repacked weights take at a time (`ggml_gemm_*_8x8_*` of ggml-cpu/arch/x86/repack.cpp)."""
+
+TERMS = ("fixed", "prefill", "loose", "decode", "tiles", "rowwise", "width")
 
 # Seconds, before anything was measured: a small model on two cores. The first steps of any machine replace it.
-PRIOR = (1e-3, 3e-3, 5e-3, 1.5e-6, 3e-6, 5e-9)
+PRIOR = (1e-3, 3e-3, 3e-4, 5e-3, 1.5e-6, 3e-6, 5e-9)
 
-_FLOOR = np.array((1e-6, 0.0, 0.0, 0.0, 0.0, 0.0))
+_FLOOR = np.array((1e-6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 """No step is free: who asks divides by the answer."""
 
 
@@ -68,7 +73,14 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         """The factors of the model's coefficients, in the order of TERMS."""
         prefill = self.prefill + self.pad
         tiled, rowwise = self.looked_at(attention)
-        return (1.0 + self.split, prefill, self.decode, tiled, rowwise, (prefill + self.decode) * self.width)
+        wide = (prefill + self.decode) * self.width
+        return (1.0 + self.split, prefill, self.loose, self.decode, tiled, rowwise, wide)
+
+    @property
+    def loose(self) -> int:
+        """Rows that are in no whole group."""
+        prefill = self.prefill + self.pad
+        return prefill % GROUP + self.decode % GROUP if self.split else (prefill + self.decode) % GROUP
 
     def looked_at(self, attention: Attention) -> tuple[float, float]:
         """Positions that the step looks at in tiles, and row by row.
@@ -128,6 +140,11 @@ class CostModel:
         return self._plain[1]
 
     @property
+    def per_loose(self) -> float:
+        """Seconds that a row costs beyond `per_token` for being in no whole group of rows."""
+        return self._plain[2]
+
+    @property
     def late(self) -> float:
         """By how many times the last steps with a prompt took longer than predicted, >= 1."""
         return math.exp(max(0.0, self._late))
@@ -135,18 +152,19 @@ class CostModel:
     def predict(self, work: Work) -> float:
         """Seconds that the step will take."""
         # In plain floats: called for several sizes of each step, and numpy's overhead is ten times the arithmetic.
-        a, b, c, tiled, rowwise, d = self._plain
+        a, b, loose, c, tiled, rowwise, d = self._plain
         prefill = work.prefill + work.pad
         rows = prefill + work.decode
         attended = rowwise * work.positions
         if rows >= TILE:
             in_tiles, in_rows = work.looked_at(self.attention)
             attended = tiled * in_tiles + rowwise * in_rows
-        return a * (1 + work.split) + b * prefill + c * work.decode + attended + d * rows * work.width
+        by_rows = b * prefill + loose * work.loose + c * work.decode
+        return a * (1 + work.split) + by_rows + attended + d * rows * work.width
 
     def prefill(self, start: int, count: int) -> float:
         """Seconds that `count` tokens after the first `start` of a prompt take in steps of efficient size."""
-        return self._plain[1] * count + self._plain[3 if self.attention.tiled else 4] * positions(start, count)
+        return self._plain[1] * count + self._plain[4 if self.attention.tiled else 5] * positions(start, count)
 
     def error(self, quantile: float) -> float:
         """|predicted - measured| / measured over the last 256 steps; 0 before the first."""

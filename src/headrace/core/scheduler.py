@@ -21,7 +21,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from headrace.core.attention import TILE
-from headrace.core.budget import Room, Ways
+from headrace.core.budget import Room, Ways, fill, filled
 from headrace.core.costmodel import CostModel, Work
 from headrace.core.door import Door
 from headrace.core.drafter import Drafter
@@ -82,11 +82,8 @@ class Scheduler:
         self._drafter = drafter
         self.waiting = Waiting(by_due=limits.earliest_deadline)
         self.running: list[Sequence] = []
-        self._steps = 0
-        self._decode_share = 0.0  # of one reader
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.preemptions = 0
+        self._steps, self._decode_share = 0, 0.0  # of one reader
+        self.prompt_tokens = self.cached_tokens = self.preemptions = 0
 
     def __repr__(self) -> str:
         return f"<Scheduler [{len(self.running)} running, {len(self.waiting)} waiting, {self.residency!r}]>"
@@ -167,8 +164,7 @@ class Scheduler:
         if reading == len(active) and not self.waiting and reading <= self._pool.free:
             return self._decodes(shares) if shares else None  # most steps
         base = self._base(shares)
-        pace, most = self.limits.pace, self.limits.max_running
-        batch = self.limits.max_batch
+        pace, batch, most = self.limits.pace, self.limits.max_batch, self.limits.max_running
         if self.limits.wider and pace is not None:
             batch = pace.batch(self.cost, base, batch, most)
         prompts = self._in_order([s for s in active if not s.decoding], batch, now)
@@ -214,16 +210,16 @@ class Scheduler:
 
     def _decodes(self, shares: list[Share]) -> Plan:
         """A step in which everybody decodes and nobody waits: there may be time to guess ahead."""
-        cost, n = self.cost, len(shares)
-        work = None
+        cost, n, learns = self.cost, len(shares), self._steps % SAMPLE == 0
         drafter = self._drafter if n < self.limits.max_batch else None  # a full batch is efficient as it is
-        if cost is not None and (drafter is not None or self._steps % SAMPLE == 0):
-            work = base = self._base(shares)
-            if drafter is not None:
-                work = drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
-            if work is base and self._steps % SAMPLE:
-                work = None
-        return Plan(tuple(shares), work=work, decodes=True)
+        if cost is None or not (learns or drafter is not None or (fill(cost, n) and self._pads)):
+            return Plan(tuple(shares), decodes=True)
+        work = base = self._base(shares)
+        if drafter is not None:
+            work = drafter.add(shares, base, cost, min(self.limits.step_tokens, self._pool.free) - n)
+        if work is base and self._pads:
+            work = filled(cost, base)
+        return Plan(tuple(shares), work=work if learns or work is not base else None, decodes=True)
 
     def _in_order(self, running: list[Sequence], batch: int, now: float) -> list[Sequence]:
         """Prompts that lack tokens, in the order in which they get them: running ones, waiting ones that may start."""
@@ -233,6 +229,10 @@ class Scheduler:
             return running + waiting
         # Not by what is left of it as well: whoever gets a chunk would fall behind its equals, and all end at the end.
         return sorted(running + waiting, key=attrgetter("due"))
+
+    @property
+    def _pads(self) -> bool:
+        return self.limits.pads and self._pool.free >= PADDABLE
 
     def prefill_seconds(self, start: int, count: int) -> float:
         """How long `count` prompt tokens after the first `start` take, as far as is known."""
@@ -265,8 +265,8 @@ class Scheduler:
                 have = max(s.computed, s.known)
                 newcomers.append((have, len(s.tokens) - have))
         most = min(limits.prefill_chunk, most)
-        pads = limits.pads and self._pool.free >= PADDABLE
-        ways = Ways(limits.efficient * pace.longest(reading), limits.splits, pads)
+        longest = limits.efficient * pace.longest(reading)
+        ways = Ways(longest, 0.0 if reading else pace.stall, limits.splits, self._pads)
         crowd = pace.crowd(reading, Room(cost, base, seconds=pace.stall, tokens=most, ways=ways).finishing(newcomers))
         seconds = pace.seconds(reading, burnt=bool(burnt), crowd=crowd)
         return Room(cost, base, seconds=seconds, tokens=most, whole=crowd, ways=ways)
